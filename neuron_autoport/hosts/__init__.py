@@ -1,0 +1,1 @@
+"""What runs a rewritten model: vLLM's engine (`vllm/`)."""

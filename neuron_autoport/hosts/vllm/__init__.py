@@ -1,0 +1,8 @@
+"""The vLLM engine as host: `vllm serve MODEL --model-impl neuron-transformers`.
+
+`plugin.py` registers, `compat.py` holds all that depends on vLLM's internals, `model.py` is the model
+class, `fusers.py` puts planned sites where vLLM's Transformers backend has its fusers, `layers.py`
+makes vLLM's linear layers usable as NF weights.
+"""
+
+MODEL_IMPL = "neuron-transformers"

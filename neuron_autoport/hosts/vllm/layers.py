@@ -1,0 +1,60 @@
+"""vLLM's linear layers as weights of NF calls.
+
+The layer stays a submodule under its own name, so vLLM's loaders, quantization and LoRA find and replace
+it; the weight attribute the rewritten forward reads holds the owner and the name, and looks the layer
+up at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class LayerWeight:
+    """A whole layer as weight: x [..., in] -> [..., out]. The layer adds bias and reduces itself."""
+
+    def __init__(self, owner: nn.Module, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if bias is not None:
+            raise ValueError(f"the layer {self.name} adds its own bias")
+        return getattr(self.owner, self.name)(x)
+
+
+class LayerHalf:
+    """One of two equal halves of a merged layer's output, the first or the second."""
+
+    def __init__(self, owner: nn.Module, name: str, second: bool) -> None:
+        self.owner, self.name, self.second = owner, name, second
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        halves = getattr(self.owner, self.name)(x).chunk(2, dim=-1)
+        return halves[1] if self.second else halves[0]
+
+    def pair_linear(
+        self, x: torch.Tensor, other: Any
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Both halves from one run, if `other` is the other half of the same layer."""
+        if not isinstance(other, LayerHalf) or other.name != self.name:
+            return None
+        first, second = getattr(self.owner, self.name)(x).chunk(2, dim=-1)
+        return (second, first) if self.second else (first, second)
+
+
+def load_transposed(layer: nn.Module) -> None:
+    """Let a layer take checkpoint weights that are kept [in, out]: transposed while loading."""
+    parameter = layer.weight
+    original: Callable[..., Any] = parameter.weight_loader
+
+    def load(param: torch.Tensor, loaded: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(param, loaded.t(), *args, **kwargs)
+
+    if hasattr(parameter, "_weight_loader"):
+        parameter._weight_loader = load
+    else:
+        parameter.weight_loader = load

@@ -1,0 +1,14 @@
+"""Entry point `vllm.general_plugins`: vLLM calls `register` in every process, before models resolve."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Register our model classes and make `--model-impl neuron-transformers` resolve to them.
+
+    Idempotent. Other values of the flag, and vLLM's own architectures, are untouched.
+    """
+    from neuron_autoport.hosts.vllm import compat
+
+    compat.register_models()
+    compat.route_model_impl()

@@ -1,0 +1,296 @@
+"""Resolve what the user typed as MODEL to a transformers configuration. No weights are ever read.
+
+MODEL is a folder with a config.json, a bare model type (`qwen3`: its default configuration), or a
+hub id `org/name`. Only a hub id uses the network. Everything a user can get wrong ends in a
+ModelError that says what, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from neuron_autoport.errors import ModelError
+from neuron_autoport.models.failures import BUILD_ERRORS, build_failed, one_line
+
+Kind = Literal["folder", "model_type", "hub"]
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_CAUSAL_AUTO = "AutoModelForCausalLM"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model the user named, resolved to its configuration.
+
+    Attributes:
+        name: MODEL exactly as given.
+        kind: how `name` was read.
+        folder: the folder with the config.json; None for a model type or a hub id.
+        config: the whole (possibly composite) configuration.
+        text_config: the part that describes the text model; `config` itself where there is no part.
+        architecture: class name of the causal language model.
+        trust_remote_code: the user allowed the model's own code to run.
+    """
+
+    name: str
+    kind: Kind
+    folder: Path | None
+    config: PretrainedConfig
+    text_config: PretrainedConfig
+    architecture: str
+    trust_remote_code: bool = False
+
+
+def causal_model_types() -> list[str]:
+    """All model types that transformers maps to a causal language model, sorted."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def load_model_config(model: str, *, trust_remote_code: bool = False) -> ModelSource:
+    """Resolve MODEL to a configuration of a decoder-only causal language model.
+
+    Args:
+        model: folder, model type, or hub id.
+        trust_remote_code: allow configuration and model code that comes with the model.
+
+    Raises:
+        ModelError: nothing by that name, an unreadable config.json, an architecture that is not a
+            decoder-only causal language model, or code that may not be run.
+    """
+    kind, folder = _classify(model)
+    if kind == "model_type":
+        config = _default_config(model)
+    else:
+        file = folder / "config.json" if folder is not None else _hub_config_file(model)
+        raw = _read_json(file)
+        shown = str(file) if folder is not None else f"{model}/config.json"
+        _check_raw(raw, shown, trust_remote_code)
+        config = _auto_config(
+            str(folder) if folder is not None else model, shown, trust_remote_code
+        )
+    text_config = _text_config(config, model)
+    architecture = _architecture(config, model, trust_remote_code)
+    _refuse_encoder(config, model)
+    return ModelSource(model, kind, folder, config, text_config, architecture, trust_remote_code)
+
+
+def _classify(model: str) -> tuple[Kind, Path | None]:
+    path = Path(model).expanduser()
+    if (path / "config.json").is_file():
+        return "folder", path
+    if model in CONFIG_MAPPING:
+        return "model_type", None
+    if path.is_dir():
+        raise ModelError(
+            "This folder has no config.json.",
+            str(path),
+            "put the model's config.json there, or name a model type: `autoport inspect qwen3`",
+        )
+    if path.is_file():
+        raise ModelError(
+            "MODEL is a folder, not a file.", str(path), f"autoport inspect {path.parent}"
+        )
+    if _HUB_ID.fullmatch(model):
+        return "hub", None
+    if "/" in model or model.startswith((".", "~")):
+        raise ModelError("There is no such folder.", model, "autoport inspect FOLDER")
+    raise _unknown_name(model, "There is no model type or folder of this name.", model)
+
+
+def _nearest(name: str) -> list[str]:
+    """Model types spelled most like `name`; also that of a class such as LlamaForCausalLM."""
+    by_class = [t for t, cls in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if cls == name]
+    wanted = name.lower().replace("-", "_").replace(".", "_")
+    plain = {t.lower().replace("-", "_"): t for t in causal_model_types()}
+    close = [plain[c] for c in difflib.get_close_matches(wanted, plain, n=3, cutoff=0.5)]
+    return list(dict.fromkeys(by_class + close))[:3]
+
+
+def _unknown_name(name: str, what: str, where: str) -> ModelError:
+    nearest = _nearest(name)
+    hint = f"nearest model types: {', '.join(nearest)}. " if nearest else ""
+    step = "Run `autoport inspect FOLDER` on a folder with a config.json"
+    return ModelError(what, where, f"{hint}{step}, or name a hub id as org/name")
+
+
+def _default_config(model_type: str) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = CONFIG_MAPPING[model_type]()
+    except BUILD_ERRORS as err:
+        what = f"The default configuration of `{model_type}`"
+        raise build_failed(err, what=what, where=model_type) from err
+    return config
+
+
+def _hub_config_file(model: str) -> Path:
+    """config.json of a hub id, from the local cache or the network."""
+    step = "check the network or give a local folder: autoport inspect FOLDER"
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except GatedRepoError as err:
+        what = "This model is gated on the hub and the account in use may not read it."
+        raise ModelError(what, model, "ask for access on its page, then `hf auth login`") from err
+    except RepositoryNotFoundError as err:
+        raise _unknown_name(
+            model, "The hub has no model of this name, nor is it a folder.", model
+        ) from err
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError) as err:
+        what = "The hub cannot be reached (offline), and this is no folder nor in the local cache."
+        raise ModelError(what, model, step) from err
+    except EntryNotFoundError as err:
+        raise ModelError("This hub model has no config.json.", model, step) from err
+    except (HfHubHTTPError, OSError) as err:
+        raise ModelError(f"The hub cannot be reached: {one_line(err)}", model, step) from err
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as err:
+        where = f"{file}:{err.lineno}:{err.colno}"
+        raise ModelError(
+            f"config.json is not JSON: {err.msg}.",
+            where,
+            f"mend it; check with `python -m json.tool {file}`",
+        ) from err
+    except (UnicodeDecodeError, OSError) as err:
+        raise ModelError(
+            f"config.json cannot be read: {one_line(err)}", str(file), "replace the file"
+        ) from err
+    if not isinstance(raw, dict):
+        raise ModelError("config.json holds no object.", f"{file}:1:1", 'it must start with "{"')
+    return raw
+
+
+def _check_raw(raw: dict[str, Any], where: str, trust_remote_code: bool) -> None:
+    """Refuse an unknown model type, and code of the model's own that may not be run."""
+    auto_map = raw.get("auto_map")
+    custom = isinstance(auto_map, dict) and bool(auto_map)
+    model_type = raw.get("model_type")
+    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    if known or (custom and trust_remote_code):
+        return
+    if custom:
+        code = (
+            ", ".join(sorted(str(v) for v in auto_map.values()))
+            if isinstance(auto_map, dict)
+            else ""
+        )
+        raise ModelError(
+            f"This model comes with its own code ({code}), which is not run unless you allow it.",
+            where,
+            "read that code, then repeat the command with --trust-remote-code",
+        )
+    if not isinstance(model_type, str):
+        raise ModelError(
+            "config.json has no `model_type`, so its architecture is not known.",
+            where,
+            'add it, e.g. "model_type": "llama"',
+        )
+    raise _unknown_name(
+        model_type, f"transformers does not know the model type `{model_type}`.", where
+    )
+
+
+def _auto_config(name: str, where: str, trust_remote_code: bool) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            name, trust_remote_code=trust_remote_code
+        )
+    except BUILD_ERRORS as err:
+        raise build_failed(err, what="The configuration", where=where) from err
+    return config
+
+
+def _text_config(config: PretrainedConfig, model: str) -> PretrainedConfig:
+    try:
+        text_config: PretrainedConfig = config.get_text_config()
+    except ValueError as err:
+        raise ModelError(
+            f"The configuration has more than one text part: {one_line(err)}",
+            model,
+            "write the text part to a config.json of its own and run `autoport inspect FOLDER`",
+        ) from err
+    return text_config
+
+
+def _architecture(config: PretrainedConfig, model: str, trust_remote_code: bool) -> str:
+    """Class name of the causal language model, as AutoModelForCausalLM would choose it."""
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"`{config.model_type}` is an encoder-decoder model; only decoder-only ones are ported.",
+            f"{model}, field `is_encoder_decoder`",
+            "choose a decoder-only model; `autoport inspect qwen3` shows one",
+        )
+    auto_map = getattr(config, "auto_map", None) or {}
+    if _CAUSAL_AUTO in auto_map and trust_remote_code:
+        return str(auto_map[_CAUSAL_AUTO]).rsplit(".", 1)[-1]
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if isinstance(name, str):
+        return name
+    if _CAUSAL_AUTO in auto_map:
+        raise ModelError(
+            f"The causal language model of `{config.model_type}` comes as code with the model.",
+            model,
+            "read that code, then repeat the command with --trust-remote-code",
+        )
+    inner = config.get_text_config().model_type
+    step = "name a causal language model, or run `autoport inspect FOLDER` on one's folder"
+    if inner != config.model_type and inner in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        step = (
+            f"write its text part (model type `{inner}`) to a config.json of its own and run "
+            "`autoport inspect FOLDER` on that folder"
+        )
+    what = f"`{config.model_type}` is not a causal language model (no {_CAUSAL_AUTO} for it)."
+    raise ModelError(what, model, step)
+
+
+def _reads_is_decoder(config: PretrainedConfig) -> bool:
+    """True if the modeling code of this configuration decides something by `config.is_decoder`.
+
+    Some decoder-only configurations carry the field without any meaning, so its value alone says
+    nothing.
+    """
+    module = type(config).__module__.replace("configuration_", "modeling_")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return True
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    return re.search(r"config\.is_decoder(?!\s*=[^=])", text) is not None
+
+
+def _refuse_encoder(config: PretrainedConfig, model: str) -> None:
+    """Refuse a configuration that asks for a bidirectional encoder."""
+    if getattr(config, "is_decoder", None) is False and _reads_is_decoder(config):
+        field, wanted = "is_decoder", '"is_decoder": true'
+    elif getattr(config, "causal", None) is False:
+        field, wanted = "causal", '"causal": true'
+    elif getattr(config, "attn_type", None) == "bi":
+        field, wanted = "attn_type", '"attn_type": "uni"'
+    else:
+        return
+    raise ModelError(
+        f"This `{config.model_type}` configuration is an encoder, not a causal language model.",
+        f"{model}, field `{field}`",
+        f"if it was trained as a decoder, write {wanted} in a config.json and run "
+        "`autoport inspect FOLDER` on its folder",
+    )

@@ -1,0 +1,113 @@
+"""The whole way to a proved port: plan, prove, plan again without what failed; proofs are kept.
+
+A proof is good for one key: the rewritten source, the originals' source, the configuration, the rules, and the
+versions of torch, transformers and this package. Anything else proves anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from neuron_autoport import __version__
+from neuron_autoport.cache import cache_folder
+from neuron_autoport.port import Port, port_model, replan
+from neuron_autoport.prove.compare import Comparison
+from neuron_autoport.prove.model import Dropped, Proof, Prover
+from neuron_autoport.prove.modules import ModuleProof
+from neuron_autoport.rewrite.emit import Generated, generate
+from neuron_autoport.rules.library import load_rules, rules_digest
+from neuron_autoport.rules.rule import Rule
+
+
+@dataclass(frozen=True, eq=False)
+class ProvedPort:
+    """A port whose every site is proved, its generated classes, and the proof."""
+
+    port: Port
+    generated: Generated
+    proof: Proof
+    seconds: float
+    from_cache: bool
+
+
+def proved_port(
+    config: Any,
+    rules: Iterable[Rule] | None = None,
+    *,
+    trust_remote_code: bool = False,
+    use_cache: bool = True,
+) -> ProvedPort:
+    """Plan a model and prove the plan; what fails its proof is left out and named.
+
+    Args:
+        config: the model's configuration, not changed. rules: the library; None for the built-in.
+
+    Raises:
+        ModelError: the model cannot be built from its configuration.
+    """
+    started = time.perf_counter()
+    library = tuple(rules) if rules is not None else load_rules()
+    port = port_model(config, library, trust_remote_code=trust_remote_code)
+    title = f"{type(port.model).__name__} of transformers {transformers.__version__}"
+    made = generate(port.plans, title)
+    key = _key(config, library, made)
+    proof = _read(key) if use_cache else None
+    cached = proof is not None
+    prover: Prover | None = None
+    while True:
+        if proof is None:
+            prover = prover or Prover(config, library)
+            proof = prover.prove(port)
+        if proof.without <= port.without:
+            break
+        port = replan(port, library, port.without | proof.without)
+        made = generate(port.plans, title)
+        proof = proof if cached else None
+    if not cached:
+        _write(key, proof)
+    return ProvedPort(port, made, proof, time.perf_counter() - started, cached)
+
+
+def _key(config: Any, rules: tuple[Rule, ...], made: Generated) -> str:
+    digest = hashlib.sha256()
+    parts = [__version__, torch.__version__, transformers.__version__, rules_digest(rules), made.text]
+    parts.append(config.to_json_string(use_diff=False))
+    parts += sorted(inspect.getsource(p.trace.module_class) for p in made.classes)
+    for part in parts:
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _read(key: str) -> Proof | None:
+    path = cache_folder("proofs") / f"{key}.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        modules = tuple(
+            ModuleProof(**{**m, "fp32": _comparison(m["fp32"]), "bf16": _comparison(m["bf16"])})
+            for m in data["modules"]
+        )
+        dropped = tuple(Dropped(**d) for d in data["dropped"])
+        return Proof(modules, _comparison(data["logits"]), dropped, data["how"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or written by another version: prove again
+
+
+def _comparison(data: dict[str, Any] | None) -> Comparison | None:
+    return Comparison(**data) if data is not None else None
+
+
+def _write(key: str, proof: Proof) -> None:
+    path = cache_folder("proofs") / f"{key}.json"
+    part = path.with_suffix(f".{id(proof)}.part")
+    part.write_text(json.dumps(asdict(proof), indent=1), encoding="utf-8")
+    part.replace(path)

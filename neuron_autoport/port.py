@@ -1,0 +1,120 @@
+"""config → meta model → trace → match → plan: one value that says all that will be changed.
+
+Nothing is proved or hosted here; `prove.py` and `hosts/` take this value further.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from neuron_autoport.models.build import meta_model
+from neuron_autoport.rewrite.plan import ClassPlan, plan_class
+from neuron_autoport.rewrite.site import Site
+from neuron_autoport.rules.rule import Rule
+from neuron_autoport.trace.attention import TRACE_ATTENTION
+from neuron_autoport.trace.module_trace import ModuleTrace
+from neuron_autoport.trace.tracer import trace_model
+
+# Sizes that no model's own dimensions are likely to equal, so a shape is not mistaken for another.
+BATCH, TOKENS = 2, 7
+
+
+@dataclass(frozen=True, eq=False)
+class Port:
+    """The plan of a whole model.
+
+    model: the meta model it was read from. trace: of the model. plans: one per distinct traced class.
+    where: for every module call, its dotted path and its class's plan. base: path of the base model.
+    seconds: spent in building, tracing and planning. without: `Class:rule` pairs left out.
+    """
+
+    model: nn.Module
+    trace: ModuleTrace
+    plans: tuple[ClassPlan, ...]
+    where: dict[str, ClassPlan]
+    base: str
+    seconds: dict[str, float]
+    without: frozenset[str] = frozenset()
+
+    def sites(self) -> Iterator[tuple[str, Site]]:
+        """Every site with the dotted path of its module, one per instance."""
+        for path, plan in self.where.items():
+            for site in plan.sites:
+                yield path, site
+
+
+def example_inputs() -> dict[str, Any]:
+    """What a causal language model is traced with: token ids on the meta device."""
+    return {
+        "input_ids": torch.zeros(BATCH, TOKENS, dtype=torch.long, device="meta"),
+        "use_cache": False,
+    }
+
+
+def port_model(
+    config: Any,
+    rules: Iterable[Rule],
+    *,
+    tp: int = 1,
+    without: frozenset[str] = frozenset(),
+    trust_remote_code: bool = False,
+) -> Port:
+    """Plan the port of a causal language model.
+
+    Args:
+        config: its configuration, not changed. rules: the rule library.
+        tp: ranks the target's limits are judged for.
+        without: `Class:rule` pairs not to use.
+        trust_remote_code: may the model's own code be run?
+
+    Raises:
+        ModelError: the configuration does not build.
+    """
+    rules = tuple(rules)
+    started = time.perf_counter()
+    # bfloat16 shows every cast: in float32 a cast to float32 would leave no node.
+    model = meta_model(
+        config,
+        dtype=torch.bfloat16,
+        attn_implementation=TRACE_ATTENTION,
+    )
+    built = time.perf_counter()
+    trace = trace_model(model, (), example_inputs())
+    traced = time.perf_counter()
+    port = plan_trace(model, trace, rules, tp=tp, without=without)
+    planned = time.perf_counter()
+    seconds = {"build": built - started, "trace": traced - built, "plan": planned - traced}
+    return replace(port, seconds=seconds)
+
+
+def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:
+    """The same trace planned again without some `Class:rule` pairs."""
+    again = plan_trace(port.model, port.trace, rules, without=without)
+    return replace(again, seconds=port.seconds)
+
+
+def plan_trace(
+    model: nn.Module,
+    trace: ModuleTrace,
+    rules: Iterable[Rule],
+    *,
+    tp: int = 1,
+    without: frozenset[str] = frozenset(),
+) -> Port:
+    """Plan every distinct class of a trace, and say which plan each module instance has."""
+    rules = tuple(rules)
+    plans: dict[ModuleTrace, ClassPlan] = {}
+    where: dict[str, ClassPlan] = {}
+    for path, part in trace.walk():
+        if part not in plans:
+            plans[part] = plan_class(part, rules, tp=tp, without=without)
+        where.setdefault(path, plans[part])
+    prefix = getattr(model, "base_model_prefix", "")
+    base = prefix if prefix and isinstance(getattr(model, prefix, None), nn.Module) else ""
+    return Port(model, trace, tuple(plans.values()), where, base, {}, without)

@@ -1,0 +1,1 @@
+"""Numeric proof that a rewritten class computes what its original computes."""

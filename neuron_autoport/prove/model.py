@@ -1,0 +1,257 @@
+"""Prove a whole port: on a small model of the same kind, module by module and to the logits.
+
+The small model is traced, matched and rewritten by the same rules. A site of the full model counts as
+proved when the source text of its rewritten class is the text that passed here. A class whose text did not
+appear in the small model is proved by itself, at its own sizes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from neuron_autoport.errors import AutoportError
+from neuron_autoport.models.build import real_model
+from neuron_autoport.models.tiny import TinyConfigError, tiny_config
+from neuron_autoport.models.weights import adversarial_
+from neuron_autoport.port import Port, port_model
+from neuron_autoport.prove.compare import Comparison, compare
+from neuron_autoport.prove.modules import Call, ModuleProof, prove_module
+from neuron_autoport.rewrite.emit import Generated, generate
+from neuron_autoport.rewrite.install import install
+from neuron_autoport.rewrite.plan import ClassPlan
+from neuron_autoport.rules.rule import Rule
+
+# A class is proved at its own sizes only below this many parameters (float64 copies are made).
+_OWN_SIZE_LIMIT = 150_000_000
+_TOKENS = 13
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A rule not used in a class because its rewrite failed or could not be proved."""
+
+    class_name: str
+    rule: str
+    code: str
+    figures: str
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """What was shown, by class: figures of every rewritten module, of the logits, and what was dropped."""
+
+    modules: tuple[ModuleProof, ...]
+    logits: Comparison | None
+    dropped: tuple[Dropped, ...]
+    how: str
+
+    @property
+    def without(self) -> frozenset[str]:
+        """`Class:rule` pairs that must not be used."""
+        return frozenset(f"{d.class_name}:{d.rule}" for d in self.dropped)
+
+
+class Prover:
+    """Proves ports of one model: the small model once, then any plan of the full one.
+
+    Args:
+        config: of the full model. rules: those the ports are planned with.
+    """
+
+    def __init__(self, config: Any, rules: Iterable[Rule]) -> None:
+        self.tiny: _TinyProof | None = None
+        try:
+            self.tiny = _TinyProof(tiny_config(config), tuple(rules))
+            self.tiny.run()
+        except TinyConfigError as error:
+            self.how = f"class by class, at full size ({error.what})"
+        else:
+            self.how = "on a small model of the same kind, module by module and to the logits"
+
+    def prove(self, port: Port) -> Proof:
+        """Which sites of `port` hold; it must be planned again without those that do not."""
+        return _cover(port, self.tiny, self.how)
+
+
+class _TinyProof:
+    """Proof on a small model; drops what fails and proves the rest again."""
+
+    def __init__(self, config: Any, rules: tuple[Rule, ...]) -> None:
+        self.config, self.rules = config, rules
+        self.model = real_model(config, dtype=torch.float32, attn_implementation="eager")
+        self.ids = _token_ids(config)
+        self.proofs: tuple[ModuleProof, ...] = ()
+        self.dropped: list[Dropped] = []
+        self.logits: Comparison | None = None
+        self.texts: set[tuple[type, str]] = set()
+
+    def run(self) -> None:
+        calls = self.record()
+        while True:
+            without = frozenset(f"{d.class_name}:{d.rule}" for d in self.dropped)
+            port = port_model(self.config, self.rules, without=without)
+            made = generate(port.plans, f"small {self.config.model_type}")
+            self.proofs = tuple(self.prove_modules(port, made, calls))
+            failed = [p for p in self.proofs if not p.passed]
+            if failed:
+                self.drop(failed, port, made, calls)
+                continue
+            self.logits = self.compare_logits(port, made)
+            if not self.logits.passed and (sites := self.all_sites(port)):
+                figures = f"logits: {self.logits.rewritten:.1e}, original {self.logits.original:.1e}"
+                self.dropped += [Dropped(c, r, "AP701", figures) for c, r in sites]
+                continue
+            self.texts = {(p.trace.module_class, p.new_source() or "") for p in made.classes}
+            return
+
+    def all_sites(self, port: Port) -> list[tuple[str, str]]:
+        return sorted({(p.trace.module_class.__name__, s.rule.name) for p in port.plans for s in p.sites})
+
+    def record(self) -> dict[str, list[Call]]:
+        """Arguments of every module call in one run of the original."""
+        calls: dict[str, list[Call]] = {}
+        hooks = []
+        for name, module in self.model.named_modules():
+
+            def note(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                calls.setdefault(name, []).append((args, dict(kwargs)))
+
+            hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
+        try:
+            with torch.no_grad():
+                self.model(input_ids=self.ids, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return calls
+
+    def prove_modules(
+        self, port: Port, made: Generated, calls: dict[str, list[Call]]
+    ) -> Iterable[ModuleProof]:
+        done: set[ClassPlan] = set()
+        for path, plan in port.where.items():
+            if plan in made.classes and plan not in done and path in calls:
+                done.add(plan)
+                module = self.model.get_submodule(path)
+                yield prove_module(path, module, plan, made.classes[plan], calls[path])
+
+    def drop(
+        self, failed: list[ModuleProof], port: Port, made: Generated, calls: dict[str, list[Call]]
+    ) -> None:
+        """Find which rule of a failing class is at fault, by trying each alone."""
+        for proof in failed:
+            plan = port.where[proof.path]
+            names = [s.rule.name for s in plan.sites]
+            guilty = names if len(names) == 1 else [
+                n for n in names if not self.alone(proof, n, names, calls)
+            ]  # fmt: skip
+            for name in guilty or names:
+                self.dropped.append(Dropped(proof.class_name, name, "AP701", proof.figures()))
+
+    def alone(
+        self, proof: ModuleProof, rule: str, names: list[str], calls: dict[str, list[Call]]
+    ) -> bool:
+        """Does the class pass with this rule only?"""
+        others = frozenset(f"{proof.class_name}:{n}" for n in names if n != rule)
+        port = port_model(self.config, self.rules, without=others)
+        made = generate(port.plans, f"small {self.config.model_type}")
+        plan = port.where[proof.path]
+        module = self.model.get_submodule(proof.path)
+        return prove_module(
+            proof.path, module, plan, made.classes[plan], calls[proof.path]
+        ).passed
+
+    def compare_logits(self, port: Port, made: Generated) -> Comparison:
+        new = copy.deepcopy(self.model)
+        for path, plan in port.where.items():
+            if plan in made.classes:
+                install(new.get_submodule(path), plan, made.classes[plan])
+        truth = copy.deepcopy(self.model).double()
+        results = []
+        for model in (truth, self.model, new):
+            with torch.no_grad():
+                results.append(model(input_ids=self.ids, use_cache=False).logits)
+        return compare(*results, torch.float32)
+
+
+def _token_ids(config: Any) -> torch.Tensor:
+    vocabulary = config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    low = min(3, vocabulary - 1)  # ids below are often special
+    return torch.randint(low, vocabulary, (2, _TOKENS), generator=generator)
+
+
+def _cover(port: Port, tiny: _TinyProof | None, how: str) -> Proof:
+    """Which sites of the full port the small proof covers; the rest is proved at its own size."""
+    proofs = list(tiny.proofs) if tiny else []
+    dropped = list(tiny.dropped) if tiny else []
+    known = tiny.texts if tiny else set()
+    gone = {f"{d.class_name}:{d.rule}" for d in dropped}
+    made: Generated | None = None
+    for path, plan in port.where.items():
+        cls, new = plan.trace.module_class, plan.new_source()
+        if new is None or (cls, new) in known:
+            continue
+        if any(f"{cls.__name__}:{s.rule.name}" in gone for s in plan.sites):
+            continue  # planned again without the dropped rule, and judged then
+        made = made or generate(port.plans, "the full model")
+        proof = _prove_at_own_size(port.model, path, plan, made)
+        proofs.append(proof)
+        known = known | {(cls, new)}
+        if not proof.passed:
+            code = "AP702" if proof.fp32 is None else "AP701"
+            rules = [s.rule.name for s in plan.sites]
+            dropped += [Dropped(cls.__name__, r, code, proof.figures()) for r in rules]
+    return Proof(tuple(proofs), tiny.logits if tiny else None, tuple(dropped), how)
+
+
+def _prove_at_own_size(model: nn.Module, path: str, plan: ClassPlan, made: Generated) -> ModuleProof:
+    meta = model.get_submodule(path)
+    name = type(meta).__name__
+    size = sum(p.numel() for p in meta.parameters())
+    if size > _OWN_SIZE_LIMIT:
+        return ModuleProof(path, name, None, None, f"{size:,} parameters are too many to prove at full size")
+    try:
+        module = copy.deepcopy(meta).to_empty(device="cpu").float()
+        for part in module.modules():
+            reset = getattr(part, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        _fill_unset(module)
+        adversarial_(module)
+        if hasattr(module, "config"):
+            module.config = copy.deepcopy(module.config)
+            module.config._attn_implementation = "eager"
+        calls = [_real_call(plan.trace.call)]
+    except (RuntimeError, AutoportError) as error:
+        return ModuleProof(path, name, None, None, f"could not be made real: {error}")
+    return prove_module(path, module, plan, made.classes[plan], calls)
+
+
+def _fill_unset(module: nn.Module) -> None:
+    """Parameters held directly by a class of the model's own: ones, as its norms start."""
+    for part in module.modules():
+        if not callable(getattr(part, "reset_parameters", None)):
+            for parameter in part.parameters(recurse=False):
+                nn.init.ones_(parameter) if parameter.dim() < 2 else nn.init.normal_(parameter, std=0.05)
+
+
+def _real_call(call: Call) -> Call:
+    from torch.utils import _pytree as pytree
+
+    generator = torch.Generator().manual_seed(1)
+
+    def real(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point():
+            return torch.randn(tensor.shape, generator=generator)
+        if tensor.dtype is torch.bool:
+            return torch.ones(tensor.shape, dtype=torch.bool)
+        return torch.arange(tensor.numel()).reshape(tensor.shape).to(tensor.dtype)
+
+    return pytree.tree_map_only(torch.Tensor, real, call)

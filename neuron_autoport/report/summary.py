@@ -1,0 +1,41 @@
+"""Counts and one-line summaries of a proved port, for logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from neuron_autoport.pipeline import ProvedPort
+from neuron_autoport.port import Port
+
+
+def count_sites(port: Port) -> tuple[Counter[str], int]:
+    """Fused sites by rule, and how many more a rule matched or nearly matched but was refused.
+
+    Every instance counts: 30 layers with one MLP each are 30 sites.
+    """
+    fused: Counter[str] = Counter(site.rule.name for _, site in port.sites())
+    refused = sum(len(plan.refusals) for plan in port.where.values())
+    refused += sum(len(plan.without) for plan in port.where.values())
+    return fused, refused
+
+
+def total_line(proved: ProvedPort) -> str:
+    """`fused N of M sites (rule n, ...)`: the line at start-up."""
+    fused, refused = count_sites(proved.port)
+    listed = ", ".join(f"{rule} {n}" for rule, n in sorted(fused.items()))
+    proof = "proof read from the cache" if proved.from_cache else "proved now"
+    total = sum(fused.values())
+    return f"fused {total} of {total + refused} sites ({listed}); {proof}, {proved.seconds:.1f} s"
+
+
+def refusal_lines(proved: ProvedPort) -> list[str]:
+    """One line per refusal and per rule that failed its proof."""
+    lines = []
+    for plan in proved.port.plans:
+        name = plan.trace.module_class.__name__
+        for r in plan.refusals:
+            where = f" at {r.span.short()}" if r.span else ""
+            lines.append(f"{name}: {r.rule} refused, {r.code} {r.message} ({r.steps}){where}")
+    for d in proved.proof.dropped:
+        lines.append(f"{d.class_name}: {d.rule} dropped, {d.code}: {d.figures}")
+    return lines

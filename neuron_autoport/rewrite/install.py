@@ -1,0 +1,51 @@
+"""Turn one module instance into its rewritten form: fused weights in, replaced children out.
+
+Weights become parameters `[in, out]`, biases `[1, out]`; the instance's class becomes the generated one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from neuron_autoport.rewrite.plan import ClassPlan
+from neuron_autoport.rewrite.site import FusedWeight, WeightPart
+
+
+def install(module: nn.Module, plan: ClassPlan, rewritten: type[nn.Module]) -> None:
+    """Rewrite `module` in place; its checkpoint values are kept, moved to the fused weights."""
+    for site in plan.sites:
+        for weight in site.weights:
+            _add_weight(module, weight)
+    for path in sorted({p for site in plan.sites for p in site.modules}):
+        owner, _, name = path.rpartition(".")
+        delattr(module.get_submodule(owner), name)
+    module.__class__ = rewritten
+
+
+def _add_weight(module: nn.Module, weight: FusedWeight) -> None:
+    with torch.no_grad():
+        columns = [_columns(module, part) for part in weight.parts]
+        matrix = torch.cat(columns, dim=1).contiguous()
+    module.register_parameter(f"{weight.attr}_weight", nn.Parameter(matrix, requires_grad=False))
+    if weight.has_bias:
+        bias = torch.cat([_bias(module, part) for part in weight.parts])[None]
+        module.register_parameter(f"{weight.attr}_bias", nn.Parameter(bias, requires_grad=False))
+    if weight.shard == "heads":
+        setattr(module, f"{weight.attr}_sizes", list(weight.sizes))
+
+
+def _columns(module: nn.Module, part: WeightPart) -> torch.Tensor:
+    """Columns of the [in, out] weight that come from one module."""
+    weight = getattr(module.get_submodule(part.module), part.weight)
+    matrix = weight.t() if part.layout == "out_in" else weight
+    return matrix[:, part.start : part.end]
+
+
+def _bias(module: nn.Module, part: WeightPart) -> torch.Tensor:
+    owner = module.get_submodule(part.module)
+    if part.bias is None:  # a part without a bias beside one that has it adds zero
+        like = getattr(owner, part.weight)
+        return like.new_zeros(part.end - part.start)
+    with torch.no_grad():
+        return getattr(owner, part.bias)[part.start : part.end].clone()

@@ -1,0 +1,119 @@
+"""Names in a function's source: who reads one, who binds one, and which statements became dead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from neuron_autoport.rewrite.source import Edits, ForwardSource
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
+def bound_names(statement: cst.CSTNode) -> set[str]:
+    """Names a statement binds: assignments of all kinds, loops, with, walrus, del."""
+    found: set[str] = set()
+    for node in walk(statement):
+        targets: list[cst.CSTNode] = []
+        if isinstance(node, cst.Assign):
+            targets = [t.target for t in node.targets]
+        elif isinstance(node, cst.AnnAssign | cst.AugAssign | cst.NamedExpr):
+            targets = [node.target]
+        elif isinstance(node, cst.For | cst.CompFor | cst.Del):
+            targets = [node.target]
+        elif isinstance(node, cst.AsName):
+            targets = [node.name]
+        for target in targets:
+            found |= {n.value for n in walk(target) if isinstance(n, cst.Name)}
+    return found
+
+
+def read_names(node: cst.CSTNode, source: ForwardSource) -> set[str]:
+    """Plain names an expression or statement reads (attribute names and call keywords are none)."""
+    found = set()
+    for child in walk(node):
+        if not isinstance(child, cst.Name):
+            continue
+        parent = source.parents.get(child)
+        if isinstance(parent, cst.Attribute) and parent.attr is child:
+            continue
+        if isinstance(parent, cst.Arg) and parent.keyword is child:
+            continue
+        if isinstance(parent, cst.AssignTarget | cst.Param | cst.FunctionDef):
+            continue
+        found.add(child.value)
+    return found
+
+
+def drop_dead(source: ForwardSource, edits: Edits) -> None:
+    """Remove plain assignments that lost their last reader through `edits`; changes `edits`."""
+    while True:
+        gone = edits.removed | set(edits.replaced)
+        readers = _reads_left(source, gone)
+        inserted = " ".join(t for texts in edits.inserted.values() for t in texts)
+        text = inserted + " ".join(edits.replaced.values())
+        dead = [
+            line
+            for line in source.lines
+            if line not in edits.removed
+            and (name := _pure_assignment(line)) is not None
+            and name not in readers
+            and name not in _words(text)
+            and name in _all_reads(source)
+        ]
+        if not dead:
+            return
+        edits.removed |= set(dead)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
+def _all_reads(source: ForwardSource) -> set[str]:
+    return read_names(source.function.body, source)
+
+
+def _reads_left(source: ForwardSource, gone: set[cst.CSTNode]) -> set[str]:
+    found: set[str] = set()
+
+    def visit(node: cst.CSTNode) -> None:
+        if node in gone:
+            return
+        if isinstance(node, cst.Name):
+            found.update(read_names_of(node))
+            return
+        for child in node.children:
+            visit(child)
+
+    def read_names_of(node: cst.Name) -> set[str]:
+        parent = source.parents.get(node)
+        if isinstance(parent, cst.AssignTarget):
+            return set()
+        if isinstance(parent, cst.Attribute) and parent.attr is node:
+            return set()
+        if isinstance(parent, cst.Arg) and parent.keyword is node:
+            return set()
+        return {node.value}
+
+    visit(source.function.body)
+    return found
+
+
+def _pure_assignment(line: cst.SimpleStatementLine) -> str | None:
+    """The name of `name = expression` where the expression only reads names and attributes."""
+    if len(line.body) != 1 or not isinstance(line.body[0], cst.Assign):
+        return None
+    assign = line.body[0]
+    if len(assign.targets) != 1 or not isinstance(assign.targets[0].target, cst.Name):
+        return None
+    effects = (cst.Call, cst.Await, cst.Yield, cst.NamedExpr, cst.Lambda)
+    if any(isinstance(n, effects) for n in walk(assign.value)):
+        return None
+    return assign.targets[0].target.value

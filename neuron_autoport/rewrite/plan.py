@@ -1,0 +1,192 @@
+"""Which rules apply to one traced class, and how its source changes: match → plan.
+
+Every rule is tried; a full match whose conditions hold and whose rewrite is safe becomes a site. Bigger
+sites win over smaller ones they overlap. What did not become a site leaves a `Refusal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from neuron_autoport.rewrite.edit import edit_match
+from neuron_autoport.rewrite.reasons import Refusal, Refused
+from neuron_autoport.rewrite.site import Site, describe, plan_weights
+from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource
+from neuron_autoport.rules.expressions import ExpressionError, evaluate
+from neuron_autoport.rules.matcher import Match, ModuleRef, find
+from neuron_autoport.rules.rule import Rule
+from neuron_autoport.trace.canonical import canonical_graph
+from neuron_autoport.trace.module_trace import ModuleTrace
+from neuron_autoport.trace.ops import Op, OpGraph
+from neuron_autoport.trace.spans import Span
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPlan:
+    """The plan of one class in one configuration.
+
+    leftovers: operations in no site. without: rules that matched but may not be used (failed proof).
+    """
+
+    trace: ModuleTrace
+    graph: OpGraph
+    sites: tuple[Site, ...]
+    edits: Edits
+    source: ForwardSource | None
+    refusals: tuple[Refusal, ...]
+    leftovers: tuple[Op, ...]
+    without: tuple[str, ...] = ()
+
+    def new_source(self) -> str | None:
+        """The rewritten function, or None if nothing changes."""
+        if not self.sites or self.source is None:
+            return None
+        return self.source.apply(self.edits)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    rule: Rule
+    match: Match
+
+
+def plan_class(
+    trace: ModuleTrace, rules: Iterable[Rule], *, tp: int = 1, without: frozenset[str] = frozenset()
+) -> ClassPlan:
+    """Plan one class.
+
+    Args:
+        trace: of the class. rules: the library. tp: tensor-parallel ranks, for target limits.
+        without: `Class:rule` pairs that may not be used (a proof failed).
+    """
+    graph = canonical_graph(trace)
+    refusals: list[Refusal] = []
+    candidates: list[_Candidate] = []
+    barred: list[str] = []
+    for rule in rules:
+        found = find(rule, graph)
+        if f"{trace.module_class.__name__}:{rule.name}" in without:
+            barred += [rule.name] * len(found.matches)
+            continue
+        candidates += [_Candidate(rule, m) for m in found.matches]
+        miss = found.near_miss
+        if miss is not None and miss.done * 2 > miss.total:
+            span = miss.op.spans[0] if miss.op is not None and miss.op.spans else None
+            steps = f"{miss.done} of {miss.total}"
+            refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
+    candidates.sort(key=lambda c: (-len(c.match.interior), c.rule.name))
+    chosen = _choose(trace, graph, candidates, refusals, tp) if candidates else _Chosen()
+    claimed = {op for site in chosen.sites for op in site.match.interior}
+    named = {site.rule.role for site in chosen.sites}
+    kept = tuple(
+        r for r in refusals if r.code != "AP210" or not _covered(r, claimed, graph, rules, named)
+    )
+    left = tuple(op for op in graph.ops if op not in claimed and op.name not in ("input", "param"))
+    return ClassPlan(
+        trace, graph, chosen.sites, chosen.edits, chosen.source, kept, left, tuple(barred)
+    )
+
+
+@dataclass
+class _Chosen:
+    sites: tuple[Site, ...] = ()
+    edits: Edits = None  # type: ignore[assignment]
+    source: ForwardSource | None = None
+
+    def __post_init__(self) -> None:
+        self.edits = self.edits or Edits()
+
+
+def _choose(
+    trace: ModuleTrace,
+    graph: OpGraph,
+    candidates: list[_Candidate],
+    refusals: list[Refusal],
+    tp: int,
+) -> _Chosen:
+    try:
+        source = ForwardSource(trace.forward)
+    except NoSource as error:
+        refusals += [Refusal("AP208", c.rule.name, str(error), None, "all") for c in candidates]
+        return _Chosen()
+    chosen = _Chosen(source=source)
+    taken_ops: set[Op] = set()
+    names = set(trace.reads) | set(dir(trace.module_class))
+    for candidate in candidates:
+        rule, match = candidate.rule, candidate.match
+        if taken_ops & set(match.interior):
+            continue
+        try:
+            _check_forward(trace, source)
+            _check_require(rule, match)
+            weights = plan_weights(rule, match, names)
+            edits = edit_match(rule, match, weights, graph, source)
+        except Refused as no:
+            span = no.span or _span_of(rule, match)
+            refusals.append(Refusal(no.code, rule.name, no.message, span, "all"))
+            continue
+        taken_ops |= set(match.interior)
+        names |= {f"{w.attr}_{k}" for w in weights for k in ("weight", "bias", "sizes")}
+        broken = _broken_limits(rule, match, tp)
+        span = _span_of(rule, match)
+        assert span is not None
+        site = Site(rule, match, span, weights, describe(match), broken)
+        chosen = _Chosen((*chosen.sites, site), chosen.edits.merged(edits), source)
+    return chosen
+
+
+def _check_forward(trace: ModuleTrace, source: ForwardSource) -> None:
+    code = trace.forward.__code__
+    if code.co_freevars:
+        raise Refused("AP208", f"forward closes over {', '.join(code.co_freevars)}")
+
+
+def _check_require(rule: Rule, match: Match) -> None:
+    names = _facts(match)
+    for text, tree in rule.require:
+        try:
+            holds = evaluate(tree, names)
+        except ExpressionError as error:
+            raise Refused("AP301", f"`{text}`: {error}") from None
+        if not holds:
+            raise Refused("AP301", f"`{text}` does not hold")
+
+
+def _broken_limits(rule: Rule, match: Match, tp: int) -> tuple[str, ...]:
+    names = _facts(match) | {"tp": tp}
+    return tuple(text for text, tree in rule.neuron if not evaluate(tree, names))
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What conditions may ask of a value."""
+
+    shape: tuple[int, ...]
+    ndim: int
+    dtype: str
+
+
+def _facts(match: Match) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for name, value in match.values.items():
+        if isinstance(value, Op):
+            facts[name] = TensorFacts(value.shape, len(value.shape), str(value.dtype))
+        else:
+            facts[name] = value.facts if isinstance(value, ModuleRef) else value
+    return facts
+
+
+def _span_of(rule: Rule, match: Match) -> Span | None:
+    op = match.values[rule.outputs[0]]
+    return op.spans[0] if op.spans else None
+
+
+def _covered(
+    refusal: Refusal, claimed: set[Op], graph: OpGraph, rules: Iterable[Rule], roles: set[str]
+) -> bool:
+    """Is a near miss of no interest: another rule of its role took the place, or its op is claimed?"""
+    role = next(r.role for r in rules if r.name == refusal.rule)
+    at = [op for op in graph.ops if op.spans and op.spans[0] == refusal.span]
+    return role in roles or any(op in claimed for op in at)

@@ -1,0 +1,153 @@
+"""The plan of one site: which rule, what was found, which weights move where, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from neuron_autoport.rules.matcher import Match, ModuleRef
+from neuron_autoport.rules.rule import Rule
+from neuron_autoport.trace.ops import Op
+from neuron_autoport.trace.spans import Span
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """Columns `start:end` of a linear module's output, `layout` as the module keeps its weight."""
+
+    module: str
+    weight: str
+    bias: str | None
+    layout: str
+    start: int
+    end: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class FusedWeight:
+    """One [in, out] weight of the rewritten class and the checkpoint tensors it is made of.
+
+    name: in the rule; attr: attribute stem on the module (`<attr>_weight`, `_bias`, `_sizes`).
+    sizes: widths of the outputs it is split into. shard: column, row, heads or replicate.
+    head_dim: width of a head where shard is heads.
+    """
+
+    name: str
+    attr: str
+    parts: tuple[WeightPart, ...]
+    shard: str
+    in_features: int
+    sizes: tuple[int, ...]
+    head_dim: int | None = None
+
+    @property
+    def out_features(self) -> int:
+        return sum(p.end - p.start for p in self.parts)
+
+    @property
+    def has_bias(self) -> bool:
+        return any(p.bias is not None for p in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One place in one class where a rule applies. `conditions` are target limits that do not hold."""
+
+    rule: Rule
+    match: Match
+    span: Span
+    weights: tuple[FusedWeight, ...]
+    found: dict[str, str] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
+
+    @property
+    def modules(self) -> set[str]:
+        """Paths of the child modules this site replaces."""
+        return {p.module for w in self.weights for p in w.parts}
+
+
+def plan_weights(rule: Rule, match: Match, taken: set[str]) -> tuple[FusedWeight, ...]:
+    """The fused weights of a match.
+
+    Args:
+        taken: attribute names the module class already has; new ones avoid them.
+    """
+    refs = {n: v for n, v in match.values.items() if isinstance(v, ModuleRef)}
+    made, used = [], set()
+    for spec in rule.weights:
+        used |= set(spec.sources)
+        if spec.how == "stack":
+            parts = tuple(_part(refs[s]) for s in spec.sources)
+            made.append((spec.names[0], _stem(spec.names[0], taken), parts))
+            continue
+        (source,) = (refs[s] for s in spec.sources)
+        step = source.facts.out_features // len(spec.names)
+        for i, name in enumerate(spec.names):
+            part = _part(source, i * step, (i + 1) * step)
+            made.append((name, _stem(name, taken), (part,)))
+    for name, ref in refs.items():
+        if name not in used:
+            made.append((name, _stem(ref.path.replace(".", "_"), taken), (_part(ref),)))
+    return tuple(_fused(rule, match, *m) for m in made)
+
+
+def _stem(name: str, taken: set[str]) -> str:
+    free = name
+    while any(f"{free}_{kind}" in taken for kind in ("weight", "bias", "sizes")):
+        free = f"nf_{free}"
+    return free
+
+
+def _part(ref: ModuleRef, start: int = 0, end: int | None = None) -> WeightPart:
+    facts = ref.facts
+    stop = facts.out_features if end is None else end
+    whole = start == 0 and stop == facts.out_features
+    return WeightPart(ref.path, facts.weight, facts.bias, facts.layout, start, stop, whole)
+
+
+def _fused(
+    rule: Rule, match: Match, name: str, attr: str, parts: tuple[WeightPart, ...]
+) -> FusedWeight:
+    shard = rule.shard.get(name, "replicate")
+    refs = [v for v in match.values.values() if isinstance(v, ModuleRef)]
+    sizes = tuple(p.end - p.start for p in parts)
+    if shard == "heads":
+        sizes = tuple(match.values[o].shape[-1] for o in rule.outputs)
+    inputs = next(r.facts.in_features for r in refs if r.path == parts[0].module)
+    return FusedWeight(name, attr, parts, shard, inputs, sizes, _head_dim(match, shard))
+
+
+def _head_dim(match: Match, shard: str) -> int | None:
+    if shard != "heads":
+        return None
+    attention = next(
+        (v for v in match.values.values() if isinstance(v, Op) and v.name == "attention"), None
+    )
+    return attention.inputs[0].shape[-1] if attention is not None else None
+
+
+def describe(match: Match) -> dict[str, Any]:
+    """What was found, for reports: numbers, activations, sizes and modules by capture name."""
+    found: dict[str, Any] = {}
+    for name, value in match.values.items():
+        if isinstance(value, ModuleRef):
+            bias = " + bias" if value.facts.bias else ""
+            sizes = f"{value.facts.in_features}→{value.facts.out_features}"
+            found[name] = f"{value.path} {sizes}{bias}"
+        elif isinstance(value, int | float | str):
+            found[name] = f"{value:g}" if isinstance(value, float) else str(value)
+        elif isinstance(value, Op) and value.name == "attention":
+            found.update(_attention_facts(value))
+    return found
+
+
+def _attention_facts(op: Op) -> dict[str, str]:
+    query, key = op.inputs[0], op.inputs[1]
+    facts = {"heads": f"{query.shape[1]}/{key.shape[1]} of {query.shape[-1]}"}
+    labels = {"scaling": "scale", "sliding_window": "window", "softcap": "softcap", "s_aux": "sinks"}
+    for key_name, label in labels.items():
+        value = op.attrs.get(key_name)
+        if value is not None:
+            facts[label] = f"{value:g}" if isinstance(value, float) else str(value)
+    return facts

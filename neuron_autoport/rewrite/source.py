@@ -1,0 +1,189 @@
+"""The source of one `forward` as a concrete syntax tree, found by the spans of a trace.
+
+The function is parsed with libcst inside a one-line class, so that its indentation stands as in the file and
+lines and columns translate by a constant. All edits of a function are gathered and applied in one pass;
+comments and layout of what is not edited survive.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+
+from neuron_autoport.trace.spans import Span
+
+Range = tuple[int, int, int, int]
+
+
+class NoSource(Exception):
+    """The source of a forward cannot be had or parsed."""
+
+
+@dataclass
+class Edits:
+    """What to change in one function; nodes are those of one `ForwardSource`."""
+
+    replaced: dict[cst.CSTNode, str] = field(default_factory=dict)
+    inserted: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
+    removed: set[cst.CSTNode] = field(default_factory=set)
+    comments: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
+
+    def merged(self, other: Edits) -> Edits:
+        """Both together; they touch different expressions."""
+        joined = lambda a, b: {k: [*a.get(k, []), *b.get(k, [])] for k in {**a, **b}}  # noqa: E731
+        return Edits(
+            {**self.replaced, **other.replaced},
+            joined(self.inserted, other.inserted),
+            self.removed | other.removed,
+            joined(self.comments, other.comments),
+        )
+
+
+class ForwardSource:
+    """Syntax tree of a forward.
+
+    Raises:
+        NoSource: the function has no source file, or it does not parse.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        try:
+            lines, first = inspect.getsourcelines(function)
+            self.file = inspect.getsourcefile(function) or "?"
+        except (OSError, TypeError) as error:
+            raise NoSource(str(error)) from None
+        text = "".join(lines)
+        indented = text[:1] in (" ", "\t")
+        try:
+            module = cst.parse_module("class _:\n" + text if indented else text)
+        except cst.ParserSyntaxError as error:
+            raise NoSource(error.message) from None
+        self.shift = first - (2 if indented else 1)
+        wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
+        self.tree = wrapper.module
+        self.positions = wrapper.resolve(PositionProvider)
+        self.parents = wrapper.resolve(ParentNodeProvider)
+        self.text_lines = self.tree.code.splitlines()
+        self.function = next(n for n in self.nodes() if isinstance(n, cst.FunctionDef))
+        self.expressions = {
+            self.range(n): n for n in self.nodes() if isinstance(n, cst.BaseExpression)
+        }
+        self.lines = [n for n in self.nodes() if isinstance(n, cst.SimpleStatementLine)]
+
+    def nodes(self) -> Iterator[cst.CSTNode]:
+        return iter(self.positions)
+
+    def range(self, node: cst.CSTNode) -> Range:
+        place = self.positions[node]
+        return (place.start.line, place.start.column, place.end.line, place.end.column)
+
+    def to_range(self, span: Span) -> Range:
+        """A span of the file in lines and character columns of the parsed text."""
+        start, end = span.line - self.shift, span.end_line - self.shift
+        return (start, self._column(start, span.column), end, self._column(end, span.end_column))
+
+    def _column(self, line: int, byte: int) -> int:
+        if not 1 <= line <= len(self.text_lines):
+            return byte
+        return len(self.text_lines[line - 1].encode()[:byte].decode(errors="ignore"))
+
+    def expression_at(self, span: Span) -> cst.BaseExpression | None:
+        found = self.expressions.get(self.to_range(span))
+        return found if isinstance(found, cst.BaseExpression) else None
+
+    def statement_of(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        """The statement line, or head of a compound statement, that holds `node`."""
+        current: cst.CSTNode | None = node
+        while current is not None:
+            if isinstance(current, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+                return current
+            current = self.parents.get(current)
+        return None
+
+    def statement_at(self, span: Span) -> cst.CSTNode | None:
+        """The innermost statement whose range holds the span."""
+        wanted, best = self.to_range(span), None
+        for line in self.lines:
+            if inside(wanted, self.range(line)):
+                best = line
+        if best is not None:
+            return best
+        expression = self.expression_at(span)
+        return self.statement_of(expression) if expression is not None else None
+
+    def block_of(self, statement: cst.CSTNode) -> cst.CSTNode | None:
+        return self.parents.get(statement)
+
+    def code(self, node: cst.CSTNode) -> str:
+        return self.tree.code_for_node(node).strip()
+
+    def apply(self, edits: Edits) -> str:
+        """The function's new source text, with the indentation it has in its file."""
+        changed = self.tree.visit(_Apply(edits))
+        function = next(n for n in _walk(changed) if isinstance(n, cst.FunctionDef))
+        if function is changed.body[0]:
+            return changed.code
+        bare = function.with_changes(leading_lines=function.leading_lines)
+        return cst.Module(body=[bare]).code
+
+
+def inside(inner: Range, outer: Range) -> bool:
+    """Does `outer` hold `inner`?"""
+    return inner[:2] >= outer[:2] and inner[2:] <= outer[2:]
+
+
+def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        yield from _walk(child)
+
+
+def _comment(rule: str) -> cst.EmptyLine:
+    return cst.EmptyLine(comment=cst.Comment(f"# autoport: {rule}"))
+
+
+class _Apply(cst.CSTTransformer):
+    """One pass over the function: replace expressions, put statements in, take dead ones out."""
+
+    def __init__(self, edits: Edits) -> None:
+        super().__init__()
+        self.edits = edits
+        self.dropped: set[cst.CSTNode] = set()
+
+    def on_leave(self, original: Any, updated: Any) -> Any:
+        updated = super().on_leave(original, updated)
+        if original in self.edits.replaced:
+            return cst.parse_expression(self.edits.replaced[original])
+        if original in self.edits.removed:
+            self.dropped.add(updated)
+            return updated
+        if rules := self.edits.comments.get(original):
+            lead = [*updated.leading_lines, *(_comment(r) for r in rules)]
+            updated = updated.with_changes(leading_lines=lead)
+        if before := self.edits.inserted.get(original):
+            new = [cst.ensure_type(cst.parse_statement(t), cst.SimpleStatementLine) for t in before]
+            new[0] = new[0].with_changes(leading_lines=updated.leading_lines)
+            updated = cst.FlattenSentinel([*new, updated.with_changes(leading_lines=[])])
+        return updated
+
+    def leave_IndentedBlock(self, original_node: Any, updated_node: Any) -> Any:
+        """Take dropped statements out; comments above them stay, above what follows."""
+        body: list[Any] = []
+        waiting: list[cst.EmptyLine] = []
+        for statement in updated_node.body:
+            if statement in self.dropped:
+                waiting += [line for line in statement.leading_lines if line.comment]
+                continue
+            if waiting or not body:
+                own = list(statement.leading_lines)
+                while not body and not waiting and own and own[0].comment is None and self.dropped:
+                    own.pop(0)
+                statement = statement.with_changes(leading_lines=[*waiting, *own])
+                waiting = []
+            body.append(statement)
+        return updated_node.with_changes(body=body)

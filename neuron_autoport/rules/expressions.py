@@ -1,0 +1,116 @@
+"""The safe expression language of `require` and `neuron`: names, attributes, arithmetic, comparison.
+
+Parsed with `ast`, evaluated by walking the tree: no `eval`, no calls, no subscripts but plain indices.
+A rule file is data and can run nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_ALLOWED = (
+    ast.Expression, ast.Name, ast.Load, ast.Attribute, ast.Constant, ast.BinOp, ast.UnaryOp,
+    ast.Compare, ast.BoolOp, ast.Subscript, ast.And, ast.Or, ast.Not, ast.USub,
+    *_BINARY, *_COMPARE,
+)  # fmt: skip
+
+
+class ExpressionError(Exception):
+    """The text is not an expression of this language; `column` counts from 1."""
+
+    def __init__(self, message: str, column: int = 1) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+def parse_expression(text: str) -> ast.Expression:
+    """Parse, and refuse anything but names, attributes, indices, arithmetic and comparison."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise ExpressionError(f"not an expression: {error.msg}", error.offset or 1) from None
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED):
+            kind = type(node).__name__
+            raise ExpressionError(f"{kind} is not allowed here", getattr(node, "col_offset", 0) + 1)
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            raise ExpressionError(f"attribute {node.attr} is not allowed", node.col_offset + 1)
+    return tree
+
+
+def evaluate(tree: ast.AST, names: Mapping[str, Any]) -> Any:
+    """The value of a parsed expression.
+
+    Raises:
+        ExpressionError: a name is not known or an attribute is not there.
+    """
+    if isinstance(tree, ast.Expression):
+        return evaluate(tree.body, names)
+    if isinstance(tree, ast.Constant):
+        return tree.value
+    if isinstance(tree, ast.Name):
+        if tree.id not in names:
+            raise ExpressionError(f"unknown name `{tree.id}`", tree.col_offset + 1)
+        return names[tree.id]
+    if isinstance(tree, ast.Attribute):
+        return _attribute(tree, evaluate(tree.value, names))
+    if isinstance(tree, ast.Subscript):
+        return evaluate(tree.value, names)[evaluate(tree.slice, names)]
+    if isinstance(tree, ast.BinOp):
+        left, right = evaluate(tree.left, names), evaluate(tree.right, names)
+        return _BINARY[type(tree.op)](left, right)  # type: ignore[index]
+    if isinstance(tree, ast.UnaryOp):
+        value = evaluate(tree.operand, names)
+        return not value if isinstance(tree.op, ast.Not) else -value
+    if isinstance(tree, ast.BoolOp):
+        return _bool(tree, names)
+    if isinstance(tree, ast.Compare):
+        return _compare(tree, names)
+    raise ExpressionError(f"{type(tree).__name__} is not allowed here")
+
+
+def _attribute(tree: ast.Attribute, value: Any) -> Any:
+    if not hasattr(value, tree.attr):
+        raise ExpressionError(f"no `{tree.attr}` on `{ast.unparse(tree.value)}`", tree.col_offset + 1)
+    return getattr(value, tree.attr)
+
+
+def _bool(tree: ast.BoolOp, names: Mapping[str, Any]) -> Any:
+    wanted = isinstance(tree.op, ast.Or)
+    value: Any = not wanted
+    for part in tree.values:
+        value = evaluate(part, names)
+        if bool(value) is wanted:
+            return value
+    return value
+
+
+def _compare(tree: ast.Compare, names: Mapping[str, Any]) -> bool:
+    left = evaluate(tree.left, names)
+    for op, part in zip(tree.ops, tree.comparators, strict=True):
+        right = evaluate(part, names)
+        if not _COMPARE[type(op)](left, right):  # type: ignore[index]
+            return False
+        left = right
+    return True

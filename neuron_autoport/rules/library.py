@@ -1,0 +1,46 @@
+"""Where rules come from: the built-in folder `patterns/`, and folders of the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from neuron_autoport.errors import RuleError
+from neuron_autoport.rules.load import load_rule
+from neuron_autoport.rules.rule import Rule
+
+
+def builtin_folder() -> Path:
+    """`patterns/` inside the installed package, or beside it in a source checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "patterns"
+    return inside if inside.is_dir() else package.parent / "patterns"
+
+
+@lru_cache(maxsize=8)
+def _load_folder(folder: Path) -> tuple[Rule, ...]:
+    return tuple(load_rule(path) for path in sorted(folder.rglob("*.yaml")))
+
+
+def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
+    """The built-in rules and those of `folders`; a later rule of the same name replaces.
+
+    Raises:
+        RuleError: a folder does not exist, or a file in it is wrong.
+    """
+    rules = {rule.name: rule for rule in _load_folder(builtin_folder())}
+    for folder in folders:
+        if not folder.is_dir():
+            raise RuleError(f"rule folder {folder} does not exist", str(folder), "ls " + str(folder.parent))
+        rules.update({rule.name: rule for rule in _load_folder(folder)})
+    return tuple(rules[name] for name in sorted(rules))
+
+
+def rules_digest(rules: Iterable[Rule]) -> str:
+    """A hash of the text of all rules: part of the key of a proof."""
+    digest = hashlib.sha256()
+    for rule in rules:
+        digest.update(rule.text.encode())
+    return digest.hexdigest()[:16]

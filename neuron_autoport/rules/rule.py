@@ -1,0 +1,81 @@
+"""A pattern rule: what it matches, under which conditions, and what stands there instead."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neuron_autoport.rules.pattern import Statement
+
+KINDS = ("linear", "parameter", "number", "value")
+SHARDS = ("column", "row", "heads", "replicate")
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """How a fused weight is made: `stack` of whole captured linears, or `split` of one into equals."""
+
+    names: tuple[str, ...]
+    how: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One `nn.Module` of the rule's own tests: source, input shape, why it must not match."""
+
+    source: str
+    input: tuple[int, ...]
+    because: str | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule file.
+
+    match: equations that are replaced; given: equations that must hold beside, and stay.
+    kinds: what each capture is. choices: for a captured operation, the operations it may be and
+    how the replacement spells each. require: conditions, by text. replace: `targets = expression`.
+    """
+
+    name: str
+    summary: str
+    path: Path
+    match: tuple[Statement, ...]
+    replace: ast.Assign
+    given: tuple[Statement, ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, dict[str, str]] = field(default_factory=dict)
+    require: tuple[tuple[str, ast.Expression], ...] = ()
+    neuron: tuple[tuple[str, ast.Expression], ...] = ()
+    weights: tuple[WeightSpec, ...] = ()
+    shard: dict[str, str] = field(default_factory=dict)
+    role: str = ""
+    examples: tuple[Example, ...] = ()
+    rejects: tuple[Example, ...] = ()
+    text: str = ""
+
+    def kind_of(self, name: str) -> str:
+        return self.kinds.get(name, "value")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names the match gives to the rest of the code: what the replacement assigns, in order."""
+        names = (n for t in self.replace.targets for n in ast.walk(t))
+        return tuple(n.id for n in names if isinstance(n, ast.Name))
+
+    @property
+    def named(self) -> set[str]:
+        """All names on the left of the pattern's equations."""
+        return {n for s in (*self.match, *self.given) for n in s.targets}
+
+    @property
+    def call(self) -> str:
+        """The function the replacement calls, such as `NF.mlp`."""
+        for node in ast.walk(self.replace.value):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                base = node.func.value
+                if isinstance(base, ast.Name) and base.id in ("NF", "NK"):
+                    return f"{base.id}.{node.func.attr}"
+        return "?"

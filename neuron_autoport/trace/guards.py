@@ -1,0 +1,103 @@
+"""What a trace depends on: the attributes its forward read, and the kind of inputs it got.
+
+A trace made for one layer is good for another layer of the same class if every attribute the
+forward read has the same value there. Attributes are watched, not guessed: an unread `layer_idx`
+keeps no two layers apart, a read `sliding_window` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+# Set by `nn.Module` machinery on every call; they say nothing of the computation.
+_MACHINERY = {"training", "gradient_checkpointing", "forward", "call_super_init"}
+
+
+def snapshot(value: Any) -> Any:
+    """A comparable picture of an attribute's value."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(value.shape), value.dtype)
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *(snapshot(v) for v in value))
+    if isinstance(value, nn.Module):
+        return ("module", type(value))
+    if isinstance(value, functools.partial):
+        keywords = tuple(sorted((k, snapshot(v)) for k, v in value.keywords.items()))
+        return ("partial", snapshot(value.func), snapshot(value.args), keywords)
+    return ("object", id(value))
+
+
+@lru_cache(maxsize=None)
+def _watching_class(cls: type[nn.Module]) -> type[nn.Module]:
+    def __getattribute__(self: nn.Module, name: str) -> Any:
+        value = super(watching, self).__getattribute__(name)
+        _note(self, name, value)
+        return value
+
+    def __getattr__(self: nn.Module, name: str) -> Any:
+        value = super(watching, self).__getattr__(name)
+        _note(self, name, value)
+        return value
+
+    body = {
+        "__getattribute__": __getattribute__,
+        "__getattr__": __getattr__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
+    watching = type(cls.__name__, (cls,), body)
+    return watching
+
+
+def _note(module: nn.Module, name: str, value: Any) -> None:
+    if name.startswith("_") or name in _MACHINERY or isinstance(value, types.MethodType):
+        return
+    reads = _reads.get(id(module))
+    if reads is not None:
+        reads.setdefault(name, snapshot(value))
+
+
+_reads: dict[int, dict[str, Any]] = {}
+
+
+@contextmanager
+def watch_reads(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """While open, note every attribute read on this one instance; its class is put back after."""
+    reads: dict[str, Any] = {}
+    if id(module) in _reads:
+        yield reads
+        return
+    cls = type(module)
+    _reads[id(module)] = reads
+    object.__setattr__(module, "__class__", _watching_class(cls))
+    try:
+        yield reads
+    finally:
+        object.__setattr__(module, "__class__", cls)
+        del _reads[id(module)]
+
+
+def input_signature(args: Any, kwargs: Any) -> Any:
+    """Hashable picture of call arguments: tensors by shape and dtype, plain values as they are."""
+    return _hashable(args), tuple(sorted((k, _hashable(v)) for k, v in kwargs.items()))
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(("tensor", tuple(value.shape), value.dtype))
+    if isinstance(value, list | tuple):
+        return str(tuple(_hashable(v) for v in value))
+    if isinstance(value, dict):
+        return str({k: _hashable(v) for k, v in value.items()})
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__name__

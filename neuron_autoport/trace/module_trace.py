@@ -1,0 +1,65 @@
+"""The result of tracing one module class: its graph, what it read, and its children's traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from neuron_autoport.trace.guards import snapshot
+
+
+@dataclass(frozen=True)
+class TraceEnd:
+    """Why a forward was not traced to its end: reason code, message, `file:line`."""
+
+    code: str
+    message: str
+    where: str | None
+
+
+@dataclass(frozen=True)
+class ChildCall:
+    """A call of a child module: its dotted path below the caller, and its own trace."""
+
+    path: str
+    trace: ModuleTrace
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleTrace:
+    """One class in one configuration.
+
+    `graph` has a node per torch call and per child call. Each node's meta holds `val` (a meta tensor,
+    or the nested result), `spans` (the chain of source expressions) and `inplace`.
+    `result` is what forward returned, or None where `end` says why it did not; `call` holds the
+    positional and keyword arguments it was traced with.
+    """
+
+    module_class: type[nn.Module]
+    forward: Callable[..., Any]
+    graph: fx.Graph
+    inputs: tuple[str, ...]
+    reads: dict[str, Any]
+    children: tuple[ChildCall, ...]
+    result: Any
+    end: TraceEnd | None
+    assumed: tuple[str, ...]
+    call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def holds_for(self, module: nn.Module) -> bool:
+        """Would tracing `module` give this same trace? True if all that was read is equal there."""
+        if type(module) is not self.module_class:
+            return False
+        for name, seen in self.reads.items():
+            if snapshot(getattr(module, name, None)) != seen:
+                return False
+        return all(c.trace.holds_for(module.get_submodule(c.path)) for c in self.children)
+
+    def walk(self, prefix: str = "") -> Iterator[tuple[str, ModuleTrace]]:
+        """This trace and all below it, each call by its dotted path."""
+        yield prefix, self
+        for child in self.children:
+            yield from child.trace.walk(f"{prefix}.{child.path}" if prefix else child.path)

@@ -1,0 +1,80 @@
+"""The canonical form of a traced graph: one vocabulary, whatever the spelling in the source.
+
+`x.pow(2)`, `x * x`, `torch.square(x)` are `square(x)`; `torch.rsqrt(v)`, `v ** -0.5`, `1 / v.sqrt()`
+are `rsqrt(v)`; `chunk`, `split`, `narrow` and `x[..., a:b]` are `slice(x)` with dim, start and end.
+Dimensions count from the end (negative). What carries meaning stays: dims, keepdim, dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from neuron_autoport.trace.spans import Span
+
+Operand: TypeAlias = "Op | int | float | bool | str | None | tuple[Any, ...]"
+
+# Layout changes that keep the order of elements, so a rule may look through them.
+VIEWS = frozenset({"view"})
+
+
+@dataclass(eq=False)
+class Op:
+    """One value of a graph.
+
+    name: canonical operation; `input`, `param`, `module`, `attention` and `unknown:*` among them.
+    inputs: operands in a fixed order. attrs: what else tells it apart (dim, keepdim, dtype, ...).
+    target: dotted path of a `module` or `param`, name of an `input`.
+    spans: source expressions, the one in the class's forward first. trace: of a `module`.
+    """
+
+    name: str
+    inputs: tuple[Any, ...] = ()
+    attrs: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    target: str | None = None
+    spans: tuple[Span, ...] = ()
+    trace: Any = None
+    inplace: bool = False
+    users: list[Op] = field(default_factory=list)
+    index: int = -1
+    node: fx.Node | None = None
+
+    def operands(self) -> list[Op]:
+        """All operands that are values of the graph, nested ones too."""
+        return list(_ops_in(self.inputs))
+
+    @property
+    def label(self) -> str:
+        """`name` or `name(target)`, for messages."""
+        return f"{self.name}({self.target})" if self.target else self.name
+
+    def __repr__(self) -> str:
+        return f"%{self.index}:{self.label}{list(self.shape)}"
+
+
+def _ops_in(value: Any) -> Any:
+    if isinstance(value, Op):
+        yield value
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _ops_in(v)
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """The canonical graph of one module class: its values in order of execution, and its outputs."""
+
+    ops: tuple[Op, ...]
+    outputs: tuple[Op, ...]
+
+    def inputs(self) -> list[Op]:
+        return [op for op in self.ops if op.name == "input"]
+
+
+def is_float(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

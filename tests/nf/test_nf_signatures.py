@@ -1,0 +1,55 @@
+"""The NF functions have exactly the contract's parameters, order, defaults and enum members."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuron_autoport import nf as NF
+
+CONTRACT: dict[str, Any] = json.loads((Path(__file__).parent / "signatures.json").read_text())
+
+
+def default_as_text(value: object) -> object:
+    """A default in the table's notation: null if required, "Enum.MEMBER", or a literal's value."""
+    if value is inspect.Parameter.empty:
+        return None
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    return ("literal", type(value), value)
+
+
+def table_default(text: str | None) -> object:
+    if text is None or text.partition(".")[0] in CONTRACT["enums"]:
+        return text
+    value = ast.literal_eval(text)
+    return ("literal", type(value), value)
+
+
+@pytest.mark.parametrize("name", CONTRACT["functions"])
+def test_parameters_order_and_defaults(name: str) -> None:
+    parameters = inspect.signature(getattr(NF, name)).parameters.values()
+    got = [(each.name, default_as_text(each.default)) for each in parameters]
+    want = [(parameter, table_default(text)) for parameter, text in CONTRACT["functions"][name]]
+    assert got == want
+    assert {each.kind for each in parameters} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+@pytest.mark.parametrize("name", CONTRACT["enums"])
+def test_enum_members(name: str) -> None:
+    assert [each.name for each in getattr(NF, name)] == CONTRACT["enums"][name]
+
+
+def test_counts_of_the_contract_page() -> None:
+    """The contract's page numbers the parameters: 55, 6, 28. Guards the copied table itself."""
+    assert {name: len(rows) for name, rows in CONTRACT["functions"].items()} == {
+        "qkv_proj": 55,
+        "o_proj": 6,
+        "mlp": 28,
+    }

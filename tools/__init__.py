@@ -1,0 +1,1 @@
+"""Set-up and demo of the repository: scripts that `make` runs, not part of the package."""
