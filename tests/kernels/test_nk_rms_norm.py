@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.llama4.modeling_llama4 import Llama4TextL2Norm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama4.modeling_llama4 import Llama4TextL2Norm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from neuron_autoport import kernels as NK
@@ -75,13 +75,11 @@ def test_float32_weight_on_bfloat16_input_promotes_as_the_source_does() -> None:
 
 @CASES
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize(
-    ("dtype", "ulps"), [(torch.float32, 8.0), (torch.bfloat16, 0.51)]
-)
+@pytest.mark.parametrize(("dtype", "ulps"), [(torch.float32, 8.0), (torch.bfloat16, 0.51)])
 def test_within_rounding_of_float64(
     dtype: torch.dtype, ulps: float, offset: float, kind: str
 ) -> None:
-    """float32: 8 roundings' worth at most; bfloat16 with the weight in float32: the final one only."""
+    """float32: at most 8 roundings; bfloat16 with the weight in float32: the final one only."""
     x, w = data((9, 96), kind, dtype), weights(96, dtype)
     x64 = x.double()
     exact = x64 / (x64.square().mean(-1, keepdim=True) + EPS).sqrt() * (offset + w.double())

@@ -1,4 +1,4 @@
-"""Shared by the NF tests: adversarial data, a float64 comparison, and a backend decision made afresh."""
+"""Shared by the NF tests: adversarial data, float64 comparison, a backend decided afresh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fresh_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def draw() -> Draw:
-    """draw(*shape, scale=1, outliers=False): seeded normal data; outliers: one channel in eight x40."""
+    """draw(*shape, scale=1, outliers=False): seeded normal data; outliers: 1 channel in 8 x40."""
     generator = torch.Generator().manual_seed(7)
 
     def make(*shape: int, scale: float = 1.0, outliers: bool = False) -> Tensor:
@@ -43,7 +43,7 @@ def draw() -> Draw:
 
 @pytest.fixture
 def close() -> Close:
-    """close(got, want float64, rel=4e-6): shapes equal, largest error within rel of the largest value."""
+    """close(got, want, rel): same shape, largest error within rel of the largest value."""
 
     def check(got: Tensor, want: ArrayLike, rel: float = 4e-6) -> None:
         reference = np.asarray(want)

@@ -38,7 +38,7 @@ def plugin_enums() -> dict[str, Any]:
 
 
 def strict(name: str, calls: Calls) -> Any:
-    """A plugin function: takes the contract's names only, notes what it gets, returns hidden * 2."""
+    """A plugin function: takes the contract's names only, notes them, returns hidden * 2."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
         inspect.Parameter(
@@ -59,7 +59,7 @@ def strict(name: str, calls: Calls) -> Any:
 
 @pytest.fixture
 def plugin(monkeypatch: Patch) -> Calls:
-    """A fake plugin in sys.modules, active through the environment; returns the list of its calls."""
+    """A fake plugin in sys.modules, active through the environment; gives the list of its calls."""
     calls: Calls = []
     for name in ("vllm_neuron", "nkilib", "nkilib.core", "nkilib.core.utils"):
         module(monkeypatch, name)
@@ -154,7 +154,8 @@ def test_plugin_inside_a_full_graph(plugin: Calls) -> None:
 
     @torch.compile(fullgraph=True, backend="eager")
     def run(x: torch.Tensor) -> Any:
-        return NF.mlp(x, w, w, w, act_fn=NF.ActFnType.GELU) + 1
+        y: Any = NF.mlp(x, w, w, w, act_fn=NF.ActFnType.GELU)
+        return y + 1
 
     assert torch.equal(run(torch.ones(2, 4)), torch.full((2, 4), 4.0))
 
@@ -174,8 +175,8 @@ def test_plugin_without_its_platform_is_not_used(plugin: Calls, monkeypatch: Pat
 
 def test_plugin_without_vllm_is_not_used(plugin: Calls, monkeypatch: Patch) -> None:
     monkeypatch.delenv("VLLM_NEURON_CPU_MODE")
-    monkeypatch.setitem(sys.modules, "vllm", None)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "vllm.platforms", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", None)
     assert NF.backend() == "torch"
 
 

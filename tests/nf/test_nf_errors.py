@@ -150,7 +150,7 @@ QKV_CASES: list[Case] = [
     ({"qkv_in_scale": SCALE}, NotImplementedError, "qkv_in_scale"),
     ({"store_output_in_sbuf": True}, NotImplementedError, "store_output_in_sbuf"),
     *[
-        ({**CACHE, "use_block_kv": False, **{other: None for other in others}}, ValueError, name)
+        ({**CACHE, "use_block_kv": False, **dict.fromkeys(others)}, ValueError, name)
         for name, others in {
             "k_cache": (),
             "v_cache": ("k_cache",),

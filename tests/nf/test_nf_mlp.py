@@ -28,7 +28,7 @@ def f64(value: Tensor) -> np.ndarray:
     return value.detach().double().numpy()
 
 
-def make(draw: Any, tokens: int, hidden: int, inner: int) -> dict[str, Tensor]:
+def make(draw: Any, tokens: int, hidden: int, inner: int) -> dict[str, Any]:
     return {
         "hidden": draw(tokens, hidden, outliers=True),
         "gate_w": draw(hidden, inner, scale=hidden**-0.5),
@@ -99,9 +99,7 @@ def test_layer_norm(draw: Any, close: Any, beta: bool) -> None:
     x, gate, up, down = (f64(each) for each in a.values())
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * f64(gamma)
     x = x if shift is None else x + f64(shift)
-    got = NF.mlp(
-        **a, eps=1e-5, ln_w=gamma, norm_b=shift, norm_type=NF.NormType.LAYER_NORM
-    )
+    got = NF.mlp(**a, eps=1e-5, ln_w=gamma, norm_b=shift, norm_type=NF.NormType.LAYER_NORM)
     close(got, (ACT[NF.ActFnType.SiLU](x @ gate) * (x @ up)) @ down)
 
 
@@ -126,7 +124,7 @@ def test_skip_gamma(draw: Any, close: Any) -> None:
         },
     ],
 )
-def test_clamps_before_activation(draw: Any, close: Any, limits: dict[str, float]) -> None:
+def test_clamps_before_activation(draw: Any, close: Any, limits: dict[str, Any]) -> None:
     a = make(draw, 9, 32, 48)
     x, gate_w, up_w, down = (f64(each) for each in a.values())
     low, high = limits.get, limits.get
@@ -141,7 +139,7 @@ def test_clamps_before_activation(draw: Any, close: Any, limits: dict[str, float
 
 
 def test_bfloat16_stays_bfloat16(draw: Any, close: Any) -> None:
-    a = {name: value.bfloat16() for name, value in make(draw, 9, 64, 80).items()}
+    a: dict[str, Any] = {name: value.bfloat16() for name, value in make(draw, 9, 64, 80).items()}
     gamma = (1 + draw(1, 64, scale=0.5)).bfloat16()
     x, gate, up, down = (f64(each) for each in a.values())
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * f64(gamma)
@@ -151,12 +149,12 @@ def test_bfloat16_stays_bfloat16(draw: Any, close: Any) -> None:
 
 
 def test_gradients_reach_every_argument(draw: Any) -> None:
-    a = {name: value.double() for name, value in make(draw, 3, 8, 6).items()}
+    a: dict[str, Any] = make(draw, 3, 8, 6)
     a["ln_w"], a["down_b"], a["fused_add_tensor"] = draw(1, 8), draw(1, 8), draw(3, 8)
     leaves = [value.double().requires_grad_() for value in a.values()]
 
     def run(*values: Tensor) -> Tensor:
-        given = dict(zip(a, values, strict=True))
+        given: dict[str, Any] = dict(zip(a, values, strict=True))
         y = NF.mlp(**given, norm_type=NF.NormType.RMS_NORM)
         assert isinstance(y, Tensor)
         return y

@@ -25,7 +25,8 @@ SLOTS = {
 
 
 def caches(draw: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    return tuple(draw(BLOCKS, NKV, BLOCK, D).to(dtype) for _ in range(2))  # type: ignore[return-value]
+    k_cache, v_cache = (draw(BLOCKS, NKV, BLOCK, D).to(dtype) for _ in range(2))
+    return k_cache, v_cache
 
 
 def written(cache: Tensor, rows: np.ndarray, slots: list[int]) -> np.ndarray:
@@ -100,7 +101,7 @@ def test_uninitialised_cache_does_not_leak(draw: Any) -> None:
 def call(
     draw: Any, k_cache: Tensor, v_cache: Tensor, slots: list[int], **more: Any
 ) -> tuple[Tensor, Tensor]:
-    """One call of two rows of len(slots) / 2 tokens; returns its fused input as [T, heads, D] k and v."""
+    """One call of two rows of len(slots) / 2 tokens; gives the k and v written, [T, heads, D]."""
     hidden, weight = draw(2, len(slots) // 2, H), draw(H, F)
     NF.qkv_proj(
         hidden,

@@ -1,4 +1,4 @@
-"""NF.qkv_proj's torch reference against float64 formulas written here, and RoPE against transformers."""
+"""NF.qkv_proj's torch reference against float64 formulas; RoPE against transformers."""
 
 from __future__ import annotations
 
@@ -114,6 +114,8 @@ def test_qk_norm(draw: Any, close: Any, shape: Any, stage: str, weights: str) ->
         given["k_gamma"] = k_gamma
     if weights == "gamma beta":
         given["q_beta"], given["k_beta"] = q_beta, k_beta
+    settings: dict[str, Any] = {"q_norm": RMS, "k_norm": RMS, "eps": 1e-2, **given}
+    named: dict[str, Any] = {f"qk_norm_{stage}_rope_{k}": v for k, v in settings.items()}
     got = NF.qkv_proj(
         hidden,
         weight,
@@ -122,9 +124,7 @@ def test_qk_norm(draw: Any, close: Any, shape: Any, stage: str, weights: str) ->
         sin_cache=sin,
         num_q_heads=nq,
         num_kv_heads=nkv,
-        **{f"qk_norm_{stage}_rope_{side}_norm": RMS for side in "qk"},
-        **{f"qk_norm_{stage}_rope_eps": 1e-2},
-        **{f"qk_norm_{stage}_rope_{name}": value for name, value in given.items()},
+        **named,
     )
     y = (f64(hidden) @ f64(weight)).reshape(b, s, -1, d)
     q, k, v = y[:, :, :nq], y[:, :, nq : nq + nkv], y[:, :, nq + nkv :]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -26,7 +25,6 @@ from neuron_autoport.hosts.vllm.layers import LayerHalf, LayerWeight, load_trans
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.site import FusedWeight, Site
 
-logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from neuron_autoport.hosts.vllm.head import apply_head
 from neuron_autoport.pipeline import ProvedPort, proved_port
 from neuron_autoport.report.summary import refusal_lines, total_line
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.neuron_autoport")  # below vLLM's root, so that its lines are shown
 
 
 class NeuronTransformersMixin(Base):
@@ -24,11 +24,16 @@ class NeuronTransformersMixin(Base):
 
     proved: ProvedPort
 
-    def recursive_replace(self) -> None:
+    def _decorate_for_torch_compile(self) -> None:
+        # Before vLLM's backend wraps the decoder class for compilation: the small model of the
+        # proof is of the same class and must run as transformers has it.
         check_version()
         self.proved = proved_port(
             self.config, trust_remote_code=self.model_config.trust_remote_code
         )
+        super()._decorate_for_torch_compile()
+
+    def recursive_replace(self) -> None:
         rewrites = self._rewrites()
         fusers = lambda model, config: PlannedFusers(rewrites, config)  # noqa: E731
         with_fusers(Base.recursive_replace, fusers)(self)  # type: ignore[arg-type]
