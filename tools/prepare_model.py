@@ -69,7 +69,7 @@ def shortest_float32(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _write_model(gguf: Path, model: GgufModel, folder: Path) -> None:
+def _write_model(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 
@@ -88,7 +88,7 @@ def _write_model(gguf: Path, model: GgufModel, folder: Path) -> None:
     token_ids = {
         name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
-    network.generation_config = GenerationConfig(**(token_ids | model.generation))
+    network.generation_config = GenerationConfig(**token_ids)
     network.save_pretrained(folder)
 
 
@@ -98,10 +98,7 @@ def _write_tokenizer(gguf: Path, model: GgufModel, folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.model_max_length = model.context
-    # The setter changes the post-processor in tokenizer.json; tokenizer_config.json says it too,
-    # for loaders that build the tokenizer from its settings.
-    tokenizer.add_bos_token = model.adds_bos
-    tokenizer.init_kwargs["add_bos_token"] = model.adds_bos
+    tokenizer.add_bos_token = model.adds_bos  # the setter writes it into the post-processor
     if model.splits_digits:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -129,7 +126,7 @@ def _build(model: GgufModel, folder: Path) -> None:
                 f"the package {model.package}, which carries {model.name}, is not installed",
                 next_step="make setup",
             ) from error
-        _write_model(gguf, model, partial)
+        _write_model(gguf, partial)
         _write_tokenizer(gguf, model, partial)
     marker = {"format": FORMAT, "model": model.name, "package": model.package}
     (partial / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
@@ -175,7 +172,7 @@ def main() -> int:
     arguments = parser.parse_args()
     quiet_environment()
     try:
-        folder = prepare(arguments.model, say=lambda line: print(line, file=sys.stderr))
+        folder = prepare(arguments.model, say=lambda line: print(f"  {line}", file=sys.stderr))
     except AutoportError as error:
         print(error.text(), file=sys.stderr)
         return error.exit_code

@@ -88,7 +88,7 @@ def make_environment() -> None:
         )
     run(
         [sys.executable, "-m", "venv", VENV],
-        "`make clean`, then `make setup`; if it stays so, try another Python: PYTHON=... make setup",
+        "`make clean`, then `make setup`; else with another Python: PYTHON=... make setup",
     )
 
 

@@ -29,7 +29,7 @@ def meta_model(
     *,
     dtype: torch.dtype = torch.bfloat16,
     attn_implementation: str | None = None,
-) -> nn.Module:
+) -> PreTrainedModel:
     """The causal language model of `source`, every tensor on the meta device, in eval mode.
 
     Args:
@@ -51,7 +51,7 @@ def real_model(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     attn_implementation: str | None = None,
-) -> nn.Module:
+) -> PreTrainedModel:
     """A CPU model with adversarial weights, in eval mode. For small configurations.
 
     The same seed gives the same weights in every dtype, up to rounding to that dtype.
@@ -68,7 +68,7 @@ def real_model(
 
 def _from_config(
     source: ModelSource | PretrainedConfig, dtype: torch.dtype, attn_implementation: str | None
-) -> nn.Module:
+) -> PreTrainedModel:
     kwargs: dict[str, Any] = {"dtype": dtype}
     if attn_implementation is not None:
         kwargs["attn_implementation"] = attn_implementation
@@ -87,8 +87,7 @@ def _from_config(
     finally:
         torch.set_default_dtype(default_dtype)
     _keep_in_fp32(model, dtype)
-    module: nn.Module = model.eval()
-    return module
+    return model.eval()
 
 
 def _keep_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> None:

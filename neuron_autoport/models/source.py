@@ -237,7 +237,7 @@ def _architecture(config: PretrainedConfig, model: str, trust_remote_code: bool)
     """Class name of the causal language model, as AutoModelForCausalLM would choose it."""
     if config.is_encoder_decoder:
         raise ModelError(
-            f"`{config.model_type}` is an encoder-decoder model; only decoder-only ones are ported.",
+            f"`{config.model_type}` is an encoder-decoder; only decoder-only models are ported.",
             f"{model}, field `is_encoder_decoder`",
             "choose a decoder-only model; `autoport inspect qwen3` shows one",
         )

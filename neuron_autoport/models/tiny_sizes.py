@@ -1,17 +1,21 @@
 """Shrink the sizes in a configuration dict, and only the sizes.
 
-The tables name the fields that are sizes. A field in no table (a scale, an epsilon, a flag, an activation, a
-rotary base, a kernel width, an expansion factor) keeps its value. Ratios that are a *kind* of choice are kept:
-MHA / GQA / MQA, heads x head_dim against hidden size, partial rotary dimensions, grouped routing, top-1.
-A wrong guess cannot do harm silently: `tiny.tiny_config` builds and runs the result.
+The tables name the fields that are sizes. A field in no table (a scale, an epsilon, a flag, an
+activation, a
+rotary base, a kernel width, an expansion factor) keeps its value. Ratios that are a *kind* of
+choice are kept: MHA / GQA / MQA, heads x head_dim against hidden size, partial rotary dimensions,
+grouped routing, top-1. A wrong guess cannot do harm silently: `tiny.tiny_config` builds and runs
+the result.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from neuron_autoport.models import tiny_fields as fields
 
 
 @dataclass(frozen=True)
@@ -27,57 +31,6 @@ class Sizes:
     positions: int = 128
     window: int = 4
     rank: int = 16
-
-
-HIDDEN = ("hidden_size", "d_model", "n_embd")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "num_query_groups")
-_HEAD_DIMS = ("head_dim", "attention_head_dim", "dim_head", "kv_channels", "attention_head_size")
-# Widths that stay in proportion to the hidden size.
-_WITH_HIDDEN = (
-    "attention_hidden_size", "dim_model_base", "embedding_dim", "encoder_cross_output_size",
-    "hidden_size_global", "lru_width", "mamba_d_ssm", "word_embed_proj_dim",
-)  # fmt: skip
-_INTERMEDIATE = (
-    "dense_intermediate_size", "dff", "dim_ff", "feed_forward_size", "ffn_dim", "ffn_hidden_size",
-    "intermediate_size", "intermediate_size_mlp", "n_inner", "prefix_dense_intermediate_size",
-)  # fmt: skip
-_EXPERT_INTERMEDIATE = (
-    "expert_ffn_hidden_size", "moe_intermediate_size", "moe_shared_expert_intermediate_size",
-    "shared_expert_intermediate_size", "shared_intermediate_size",
-)  # fmt: skip
-_EXPERTS = ("moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts")
-_TOP_K = (
-    "moe_k", "moe_top_k", "moe_topk", "num_experts_per_tok", "num_experts_per_token", "top_k_experts",
-)  # fmt: skip
-_GROUPS = ("n_group", "num_expert_group")
-_WINDOWS = (
-    "attention_chunk_size", "attention_window_size", "floor_scale", "keep_window_size", "log_scaling_n_floor",
-    "sliding_window", "sliding_window_size", "window_size",
-)  # fmt: skip
-_POSITIONS = (
-    "context_length", "max_position_embeddings", "max_seq_len", "model_max_length", "n_ctx", "n_positions",
-)  # fmt: skip
-_VOCABULARIES = ("encoder_hash_byte_group_vocab", "vocab_size", "vocab_size_per_layer_input")
-_RANKS = (
-    "adapter_rank", "gated_norm_rank", "hc_lowrank", "kv_lora_rank", "laurel_rank", "o_lora_rank",
-    "router_hidden_size",
-)  # fmt: skip
-# Anything else that is a size, with the most it may be.
-_AT_MOST = {
-    "block_multiple_of": 16, "block_size": 8, "chunk_size": 8, "d_rel": 8, "ffn_round_up_to_multiple_of": 16,
-    "heads_per_ngram": 2, "hidden_size_per_layer_input": 16, "index_block_size": 4,
-    "index_head_dim": 16, "index_n_heads": 2, "index_topk": 4, "index_topk_blocks": 2,
-    "indexer_budget": 8, "indexer_head_dim": 16, "indexer_n_heads": 2,
-    "linear_head_dim": 16, "linear_key_head_dim": 16, "linear_num_heads": 2, "linear_num_key_heads": 2,
-    "local_attention": 8, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
-    "make_ngram_vocab_size_divisible_by": 8, "mamba_chunk_size": 8, "mamba_d_state": 8, "mamba_dt_rank": 4,
-    "mamba_n_groups": 2, "mamba_ngroups": 2, "n_groups": 2, "n_shared_experts": 2,
-    "ngram_vocab_size_base": 64, "num_shared_experts": 2, "o_groups": 2, "ple_embed_dim": 16,
-    "position_bias_max_distance": 128, "position_bias_num_buckets": 32, "prompt_length": 4, "prompt_types": 8,
-    "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "rel_extent": 16, "segment_types": 8,
-    "split_ngram_parts": 4, "ssm_state_size": 8, "state_size": 8, "time_step_rank": 4, "zero_expert_num": 4,
-}  # fmt: skip
 
 
 def shrink(
@@ -99,12 +52,22 @@ def shrink(
         elif key in ("rope_parameters", "rope_scaling"):
             out[key] = shape.rope(value)
         elif isinstance(value, dict) and (key.endswith("_config") or "model_type" in value):
-            inherited = {k: v for k, v in whole.items() if k in HIDDEN + HEADS}
-            out[key] = shrink(value, sizes, inherited)
+            inherited = {k: v for k, v in whole.items() if k in fields.HIDDEN + fields.HEADS}
+            out[key] = shrink(value, _part_sizes(config, value, sizes), inherited)
         else:
             out[key] = shape.field(key, value)
     _consistent(out, config, shape)
     return out
+
+
+def _part_sizes(config: Mapping[str, Any], part: Mapping[str, Any], sizes: Sizes) -> Sizes:
+    """Sizes of a nested configuration: where only parts have a hidden size, ratios are kept."""
+    widths = [_first(v, fields.HIDDEN) for v in config.values() if isinstance(v, dict)]
+    own = _first(part, fields.HIDDEN)
+    if _first(config, fields.HIDDEN) or not own:
+        return sizes
+    step = 8 * sizes.heads
+    return replace(sizes, hidden=max(step, sizes.hidden * own // max(widths) // step * step))
 
 
 def _positive(value: Any) -> bool:
@@ -120,8 +83,8 @@ class _Shape:
 
     def __init__(self, config: Mapping[str, Any], sizes: Sizes) -> None:
         self.config, self.sizes = config, sizes
-        self.hidden = _first(config, HIDDEN) or sizes.hidden
-        self.heads = _first(config, HEADS) or sizes.heads
+        self.hidden = _first(config, fields.HIDDEN) or sizes.hidden
+        self.heads = _first(config, fields.HEADS) or sizes.heads
         self.partial = _partial_rotary(config)
         self.sections = _sections(config)
         self.keep_positions = _scaled_rope(config.get("rope_parameters")) or _scaled_rope(
@@ -148,29 +111,29 @@ class _Shape:
     def _size(self, key: str, value: int) -> int:
         sizes = self.sizes
         tables: tuple[tuple[tuple[str, ...], int], ...] = (
-            (HIDDEN, sizes.hidden),
-            (HEADS, sizes.heads),
-            (_INTERMEDIATE, sizes.intermediate),
-            (_EXPERT_INTERMEDIATE, sizes.expert_intermediate),
-            (_EXPERTS, min(value, sizes.experts)),
-            (_TOP_K, min(value, 2)),
-            (_GROUPS, min(value, 4)),
+            (fields.HIDDEN, sizes.hidden),
+            (fields.HEADS, sizes.heads),
+            (fields.INTERMEDIATE, sizes.intermediate),
+            (fields.EXPERT_INTERMEDIATE, sizes.expert_intermediate),
+            (fields.EXPERTS, min(value, sizes.experts)),
+            (fields.TOP_K, min(value, 2)),
+            (fields.GROUPS, min(value, 4)),
             (("topk_group",), min(value, 2)),
-            (_WINDOWS, sizes.window),
-            (_POSITIONS, value if self.keep_positions else sizes.positions),
-            (_VOCABULARIES, sizes.vocab),
-            (_RANKS, min(value, sizes.rank)),
+            (fields.WINDOWS, sizes.window),
+            (fields.POSITIONS, value if self.keep_positions else sizes.positions),
+            (fields.VOCABULARIES, sizes.vocab),
+            (fields.RANKS, min(value, sizes.rank)),
         )
         for names, tiny in tables:
             if key in names:
                 return tiny
-        if key in _KV_HEADS:
+        if key in fields.KV_HEADS:
             return self._kv_heads(value, self.heads)
-        if key in _HEAD_DIMS:
+        if key in fields.HEAD_DIMS:
             return self.head_dim(value)
-        if key in _WITH_HIDDEN:
+        if key in fields.WITH_HIDDEN:
             return max(1, round(value * sizes.hidden / self.hidden))
-        return min(value, _AT_MOST.get(key, value))
+        return min(value, fields.AT_MOST.get(key, value))
 
     def _kv_heads(self, value: int, heads: int) -> int:
         if value >= heads:
@@ -178,7 +141,7 @@ class _Shape:
         return 1 if value == 1 else max(1, self.sizes.heads // 2)
 
     def head_dim(self, value: int) -> int:
-        """Keeps heads * head_dim / hidden, in steps that keep the rotary part a whole, even number."""
+        """Keeps heads * head_dim / hidden, in steps that keep the rotary part an even number."""
         wanted = value * self.heads / self.hidden * self.sizes.hidden / self.sizes.heads
         step = math.lcm(8, math.ceil(2 / self.partial))
         least = math.ceil(2 * self.sections / self.partial)
@@ -192,10 +155,9 @@ class _Shape:
 
     def rotary_half(self) -> int:
         """Number of rotated pairs per head in the tiny model."""
-        rope = self.config.get("qk_rope_head_dim")
-        if _positive(rope):
-            return self._size("qk_rope_head_dim", int(rope)) // 2
-        width = _first(self.config, _HEAD_DIMS) or self.hidden // self.heads
+        if rope := _first(self.config, ("qk_rope_head_dim",)):
+            return self._size("qk_rope_head_dim", rope) // 2
+        width = _first(self.config, fields.HEAD_DIMS) or self.hidden // self.heads
         return int(self.head_dim(width) * self.partial) // 2
 
     def rope(self, value: Any) -> Any:
@@ -252,23 +214,35 @@ def _consistent(out: dict[str, Any], original: Mapping[str, Any], shape: _Shape)
     if _positive(original.get("qk_nope_head_dim")):
         _mla(out, original)
     if _positive(original.get("rotary_dim")):
-        width = _first(original, _HEAD_DIMS) or shape.hidden // shape.heads
-        small = (
-            shape.head_dim(width) if _first(original, _HEAD_DIMS) else sizes.hidden // sizes.heads
-        )
-        out["rotary_dim"] = max(2, int(small * original["rotary_dim"] / width) // 2 * 2)
-    for heads, width in (("swa_num_attention_heads", "swa_num_key_value_heads"),):
-        if _positive(original.get(heads)):
-            same = original[heads] == shape.heads
-            out[heads] = sizes.heads * (1 if same else 2)
-            ratio = original[heads] // max(1, original[width])
-            out[width] = out[heads] if ratio == 1 else out[heads] // 2
-            out["swa_head_dim"] = shape.head_dim(original["swa_head_dim"])
+        out["rotary_dim"] = _rotary_dim(original, shape)
+    if _positive(original.get("swa_num_attention_heads")):
+        _window_heads(out, original, shape)
+    for key in ("index_head_dim", "indexer_head_dim"):
+        # An index head of an attention head's width rotates as many dimensions.
+        if _positive(original.get(key)) and original[key] == original.get("head_dim"):
+            out[key] = out["head_dim"]
     _linear_attention(out, original)
     _state_space(out, original, sizes)
     if _positive(original.get("axial_pos_embds_dim", [0])[0]):
         out["axial_pos_embds_dim"] = [sizes.hidden // 4, sizes.hidden - sizes.hidden // 4]
         out["axial_pos_shape"] = [8, sizes.positions // 8]
+
+
+def _rotary_dim(original: Mapping[str, Any], shape: _Shape) -> int:
+    """The same fraction of the head as in the original, rounded down to an even number."""
+    width = _first(original, fields.HEAD_DIMS)
+    small = shape.head_dim(width) if width else shape.sizes.hidden // shape.sizes.heads
+    width = width or shape.hidden // shape.heads
+    return max(2, small * int(original["rotary_dim"]) // width // 2 * 2)
+
+
+def _window_heads(out: dict[str, Any], original: Mapping[str, Any], shape: _Shape) -> None:
+    """Window layers with heads of their own: as many as the others have, or twice as many."""
+    same = original["swa_num_attention_heads"] == shape.heads
+    out["swa_num_attention_heads"] = heads = shape.sizes.heads * (1 if same else 2)
+    grouped = original["swa_num_key_value_heads"] < original["swa_num_attention_heads"]
+    out["swa_num_key_value_heads"] = heads // 2 if grouped else heads
+    out["swa_head_dim"] = shape.head_dim(original["swa_head_dim"])
 
 
 def _mla(out: dict[str, Any], original: Mapping[str, Any]) -> None:
@@ -282,26 +256,17 @@ def _mla(out: dict[str, Any], original: Mapping[str, Any]) -> None:
 
 
 def _linear_attention(out: dict[str, Any], original: Mapping[str, Any]) -> None:
-    for value, key in (
-        ("linear_num_value_heads", "linear_num_key_heads"),
-        ("linear_value_head_dim", "linear_key_head_dim"),
-    ):
-        if _positive(original.get(value)) and _positive(original.get(key)):
-            out[value] = out[key] * max(1, original[value] // original[key])
+    for large, small in fields.LINEAR_PAIRS:
+        if _positive(original.get(large)) and _positive(original.get(small)):
+            out[large] = out[small] * max(1, original[large] // original[small])
 
 
 def _state_space(out: dict[str, Any], original: Mapping[str, Any], sizes: Sizes) -> None:
     """heads * head width = expansion * hidden size, wherever the original has it so."""
-    named = (
-        ("mamba_n_heads", "mamba_d_head"),
-        ("mamba_num_heads", "mamba_head_dim"),
-        ("n_mamba_heads", "mamba_headdim"),
-        ("num_heads", "head_dim"),
-    )
     expand = next((original[e] for e in ("mamba_expand", "expand") if original.get(e)), None)
     if expand is None:
         return
-    for heads, width in named:
+    for heads, width in fields.STATE_SPACE_HEADS:
         if not (_positive(original.get(heads)) and _positive(original.get(width))):
             continue
         inner = (

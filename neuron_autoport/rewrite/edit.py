@@ -81,7 +81,7 @@ class _Editor:
         self, edits: Edits, expressions: list[cst.BaseExpression], first: cst.CSTNode, text: str
     ) -> None:
         edits.comments[first] = [self.rule.name]
-        if len(expressions) == 1:
+        if len(set(expressions)) == 1:  # one output, or the tuple of all of them in one expression
             edits.replaced[expressions[0]] = text
             return
         names = self.fresh_names()
@@ -146,12 +146,21 @@ class _Editor:
             place = self.source.to_range(other.spans[0])
             if inside(place, here) and not self.is_input_text(other):
                 raise Refused("AP202", f"it also computes {other.label}", other.spans[0])
-        if self.shares_expression(op):
+        if self.shares_expression(op) and not self.is_whole_tuple(op):
             raise Refused("AP202", "several outputs come from one expression", op.spans[0])
         return expression
 
     def shares_expression(self, op: Op) -> bool:
         return any(o is not op and o.spans[:1] == op.spans[:1] for o in self.outputs)
+
+    def is_whole_tuple(self, op: Op) -> bool:
+        """Is the expression a call that cuts a value into exactly the outputs, in their order?"""
+        cut = [o for o in self.graph.ops if o.name == "pieces" and o.spans == op.spans]
+        if len(cut) != 1 or any(o.spans != op.spans for o in self.outputs):
+            return False
+        parts = cut[0].node.meta["val"] if cut[0].node is not None else ()
+        starts = [o.attrs.get("start") for o in self.outputs]
+        return len(parts) == len(self.outputs) and starts == sorted(starts)
 
     def is_input_text(self, op: Op) -> bool:
         """Is `op` computed inside the text of an input that is kept?"""

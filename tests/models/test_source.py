@@ -1,7 +1,7 @@
 """What MODEL may be, and the message for each way a user can get it wrong.
 
-Expected architectures come from transformers' own classes; error texts are checked for the file, field,
-position or option the user needs.
+Expected architectures come from transformers' own classes; error texts are checked for the file,
+field, position or option the user needs.
 """
 
 from __future__ import annotations

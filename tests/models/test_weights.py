@@ -1,4 +1,4 @@
-"""Adversarial weights: deterministic, never degenerate, finite, and they show what a fresh model hides."""
+"""Adversarial weights: deterministic, never degenerate, finite; they show what fresh ones hide."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     PretrainedConfig,
+    PreTrainedModel,
     StableLmConfig,
 )
 
@@ -39,7 +40,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 IDS = torch.tensor([[5, 17, 3, 88, 41, 41, 9, 60, 72, 12, 33, 7]])
 
 
-def logits(model: nn.Module) -> torch.Tensor:
+def logits(model: PreTrainedModel) -> torch.Tensor:
     with torch.no_grad():
         out: torch.Tensor = model(input_ids=IDS, use_cache=False).logits.float()
     return out
@@ -121,7 +122,9 @@ def test_memory_nothing_wrote_to_does_not_survive() -> None:
         def __init__(self, fill: float) -> None:
             super().__init__()
             self.sinks = nn.Parameter(torch.full((16,), fill))
+            self.correction: torch.Tensor
             self.register_buffer("correction", torch.full((16,), fill))
+            self.inv_freq: torch.Tensor
             self.register_buffer("inv_freq", torch.linspace(0.1, 1.0, 8), persistent=False)
 
     first, second = Unwritten(float("nan")), Unwritten(float("inf"))
@@ -141,7 +144,7 @@ def test_structured_parameters_keep_their_meaning() -> None:
     decay = Decay()
     before = decay.A_log.detach().clone()
     adversarial_(decay)
-    assert 0.1 < float((decay.A_log - before).std()) < 0.5
+    assert 0.1 < float((decay.A_log.detach() - before).std()) < 0.5
 
 
 def test_meta_is_refused() -> None:
@@ -149,20 +152,20 @@ def test_meta_is_refused() -> None:
         adversarial_(meta_model(CONFIGS["llama"]))
 
 
-def drop_norm_weight(model: nn.Module) -> None:
+def drop_norm_weight(model: PreTrainedModel) -> None:
     model.model.layers[0].input_layernorm.weight.fill_(1.0)
 
 
-def drop_bias(model: nn.Module) -> None:
+def drop_bias(model: PreTrainedModel) -> None:
     model.model.layers[0].self_attn.q_proj.bias.zero_()
 
 
-def drop_zero_centre(model: nn.Module) -> None:
+def drop_zero_centre(model: PreTrainedModel) -> None:
     """What `x * (1 + w)` computed as if only the one were there."""
     model.model.layers[0].input_layernorm.weight.zero_()
 
 
-def swap_gate_and_up(model: nn.Module) -> None:
+def swap_gate_and_up(model: PreTrainedModel) -> None:
     mlp = model.model.layers[0].mlp
     mlp.gate_proj, mlp.up_proj = mlp.up_proj, mlp.gate_proj
 
@@ -177,7 +180,7 @@ def swap_gate_and_up(model: nn.Module) -> None:
     ],
 )
 def test_faults_show(
-    name: str, fault: Callable[[nn.Module], None], hidden_by_fresh_weights: bool
+    name: str, fault: Callable[[PreTrainedModel], None], hidden_by_fresh_weights: bool
 ) -> None:
     fresh = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
     adversarial = real_model(CONFIGS[name])

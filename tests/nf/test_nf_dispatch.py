@@ -180,6 +180,13 @@ def test_plugin_without_vllm_is_not_used(plugin: Calls, monkeypatch: Patch) -> N
     assert NF.backend() == "torch"
 
 
+@pytest.mark.parametrize("gone", CONTRACT["functions"])
+def test_a_module_without_the_functions_is_not_the_plugin(plugin: Calls, gone: str) -> None:
+    delattr(sys.modules["vllm_neuron.functional"], gone)
+    assert NF.backend() == "torch"
+    assert f"has no {gone}" in dispatch.decide().reason
+
+
 def test_decided_once(plugin: Calls, monkeypatch: Patch) -> None:
     assert NF.backend() == "vllm_neuron"
     monkeypatch.setenv("VLLM_NEURON_CPU_MODE", "0")

@@ -123,6 +123,9 @@ def test_mixed_hosted_and_tensor() -> None:
     g = owner["gate"](x) + bias
     want = owner["down"](g * torch.sigmoid(g) * (x @ up))
     torch.testing.assert_close(NF.mlp(x, gate, up, down, gate_b=bias), want)
+    g = owner["gate"](x)
+    want = owner["down"](g * torch.sigmoid(g) * (x @ up))
+    torch.testing.assert_close(NF.mlp(x, gate, up, down), want)
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -1,0 +1,42 @@
+"""Source places as a user reads them: a short file name, line and column, and the line itself."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from pathlib import Path
+
+from neuron_autoport.trace.spans import Span
+
+
+def short_file(file: str, model_folder: Path | None = None) -> str:
+    """`transformers/models/llama/modeling_llama.py`: relative to the model's folder or to `sys.path`.
+
+    Args:
+        file: absolute path of a source file. model_folder: where the model's own code lies.
+    """
+    roots = [str(model_folder.resolve())] if model_folder is not None else []
+    roots += [os.path.abspath(p) for p in sys.path if p]
+    inside = [r for r in roots if file.startswith(r.rstrip(os.sep) + os.sep)]
+    if not inside:
+        return Path(file).name
+    return os.path.relpath(file, max(inside, key=len)).replace(os.sep, "/")
+
+
+def source_line(file: str, line: int) -> str:
+    """Line `line` (from 1) of a file, without its line end; empty if it cannot be read."""
+    return linecache.getline(file, line).rstrip("\n")
+
+
+def caret_range(span: Span) -> tuple[int, int]:
+    """First and one past the last character column of the span in its first line, from 0.
+
+    Spans count UTF-8 bytes; a span over several lines is marked to the end of its first.
+    """
+    text = source_line(span.file, span.line)
+    start = len(text.encode()[: span.column].decode(errors="ignore"))
+    if span.end_line != span.line:
+        return start, max(len(text), start + 1)
+    end = len(text.encode()[: span.end_column].decode(errors="ignore"))
+    return start, max(end, start + 1)

@@ -1,0 +1,157 @@
+"""Shared by the engine's tests: modules from source text, and their way through trace, plan, proof.
+
+A test's module is written as source text, because the engine reads source: `zoo_class` writes it to a file
+and imports it. `plan_of` traces it on the meta device in bfloat16, as the product does, and
+plans it; `proof_of` compares original and rewritten module on random inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neuron_autoport.models.weights import adversarial_
+from neuron_autoport.prove.modules import ModuleProof, prove_module
+from neuron_autoport.rewrite.emit import Generated, generate
+from neuron_autoport.rewrite.plan import ClassPlan, plan_class
+from neuron_autoport.rules.library import load_rules
+from neuron_autoport.rules.rule import Rule
+from neuron_autoport.trace.attention import TRACE_ATTENTION
+from neuron_autoport.trace.canonical import canonical_graph
+from neuron_autoport.trace.module_trace import ModuleTrace
+from neuron_autoport.trace.ops import OpGraph
+from neuron_autoport.trace.tracer import trace_model
+
+WIDTH, INNER, ROWS, TOKENS = 16, 24, 2, 7
+
+PREAMBLE = '''\
+"""A test module."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+W, I, HEADS, KV, D = 16, 24, 4, 2, 4
+
+
+class Config:
+    def __init__(self):
+        self._attn_implementation = "eager"
+
+
+def eager(module, query, key, value, attention_mask, scaling=1.0, **kwargs):
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * scaling
+    return (scores.float().softmax(-1).to(query.dtype) @ value).transpose(1, 2).contiguous(), None
+
+
+def attend(module, query, key, value, mask=None, **kwargs):
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, eager)
+    return function(module, query, key, value, mask, scaling=0.5, **kwargs)
+
+
+'''
+
+
+@lru_cache(maxsize=1)
+def zoo_folder() -> Path:
+    """Where this process keeps its test modules: below the tests' cache folder."""
+    return Path(tempfile.mkdtemp(dir=os.environ.get("AUTOPORT_CACHE")))
+
+
+def zoo_module(source: str, preamble: str = PREAMBLE) -> Any:
+    """Import `source`, put behind the preamble, as a module with a file of its own."""
+    text = preamble + textwrap.dedent(source).lstrip("\n")
+    name = "zoo_" + hashlib.sha256(text.encode()).hexdigest()[:12]
+    if name in sys.modules:
+        return sys.modules[name]
+    path = zoo_folder() / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def zoo_class(source: str) -> type[nn.Module]:
+    """The last `nn.Module` class of `source`."""
+    space = vars(zoo_module(source))
+    name = space["__name__"]
+    found = [v for v in space.values() if isinstance(v, type) and v.__module__ == name]
+    return [c for c in found if issubclass(c, nn.Module)][-1]
+
+
+def meta_instance(cls: type[nn.Module], dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """An instance for tracing: on meta, in eval mode, its attention a leaf."""
+    with torch.device("meta"):
+        module = cls().to(dtype).eval()
+    config = getattr(module, "config", None)
+    if config is not None:
+        module.config = copy.copy(config)
+        module.config._attn_implementation = TRACE_ATTENTION
+    return module
+
+
+def real_instance(cls: type[nn.Module]) -> nn.Module:
+    """An instance with adversarial float32 weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = cls().eval()
+    adversarial_(module)
+    return module
+
+
+def shapes_of(module: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of the inputs: the class's `INPUTS`, or one [2, 7, 16]."""
+    return getattr(type(module), "INPUTS", [(ROWS, TOKENS, WIDTH)])
+
+
+def trace_of(cls: type[nn.Module], dtype: torch.dtype = torch.bfloat16) -> ModuleTrace:
+    module = meta_instance(cls, dtype)
+    args = tuple(torch.empty(s, dtype=dtype, device="meta") for s in shapes_of(module))
+    return trace_model(module, args)
+
+
+def graph_of(source: str) -> OpGraph:
+    """The canonical graph of a module written as source."""
+    trace = trace_of(zoo_class(source))
+    assert trace.end is None, trace.end
+    return canonical_graph(trace)
+
+
+def plan_of(cls: type[nn.Module], rules: Iterable[Rule] | None = None) -> ClassPlan:
+    trace = trace_of(cls)
+    return plan_class(trace, tuple(rules) if rules is not None else load_rules())
+
+
+def generated_of(plan: ClassPlan) -> Generated:
+    return generate([plan], "a test module")
+
+
+def proof_of(cls: type[nn.Module], plan: ClassPlan) -> ModuleProof:
+    """Compare original and rewritten instance on two random calls."""
+    module = real_instance(cls)
+    calls = []
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        args = tuple(torch.randn(s, generator=generator) for s in shapes_of(module))
+        calls.append((args, {}))
+    rewritten = generated_of(plan).classes[plan]
+    return prove_module("", module, plan, rewritten, calls)
