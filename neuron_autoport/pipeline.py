@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PretrainedConfig
 
 from neuron_autoport import __version__
 from neuron_autoport.cache import cache_folder
+from neuron_autoport.models.source import ModelSource
 from neuron_autoport.port import Port, port_model, replan
 from neuron_autoport.prove.compare import Comparison
 from neuron_autoport.prove.model import Dropped, Proof, Prover
@@ -40,32 +42,32 @@ class ProvedPort:
 
 
 def proved_port(
-    config: Any,
+    source: ModelSource | PretrainedConfig,
     rules: Iterable[Rule] | None = None,
     *,
-    trust_remote_code: bool = False,
     use_cache: bool = True,
 ) -> ProvedPort:
     """Plan a model and prove the plan; what fails its proof is left out and named.
 
     Args:
-        config: the model's configuration, not changed. rules: the library; None for the built-in.
+        source: the model, or its configuration; not changed.
+        rules: the library; None for the built-in.
 
     Raises:
         ModelError: the model cannot be built from its configuration.
     """
     started = time.perf_counter()
     library = tuple(rules) if rules is not None else load_rules()
-    port = port_model(config, library, trust_remote_code=trust_remote_code)
+    port = port_model(source, library)
     title = f"{type(port.model).__name__} of transformers {transformers.__version__}"
     made = generate(port.plans, title)
-    key = _key(config, library, made)
+    key = _key(source, library, made)
     proof = _read(key) if use_cache else None
     cached = proof is not None
     prover: Prover | None = None
     while True:
         if proof is None:
-            prover = prover or Prover(config, library)
+            prover = prover or Prover(source, library)
             proof = prover.prove(port)
         if proof.without <= port.without:
             break
@@ -77,8 +79,9 @@ def proved_port(
     return ProvedPort(port, made, proof, time.perf_counter() - started, cached)
 
 
-def _key(config: Any, rules: tuple[Rule, ...], made: Generated) -> str:
+def _key(source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...], made: Generated) -> str:
     digest = hashlib.sha256()
+    config = source.config if isinstance(source, ModelSource) else source
     parts = [__version__, torch.__version__, transformers.__version__, rules_digest(rules), made.text]
     parts.append(config.to_json_string(use_diff=False))
     parts += sorted(inspect.getsource(p.trace.module_class) for p in made.classes)

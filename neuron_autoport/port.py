@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from neuron_autoport.errors import ModelError
 from neuron_autoport.models.build import meta_model
+from neuron_autoport.models.source import ModelSource
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.rewrite.site import Site
 from neuron_autoport.rules.rule import Rule
@@ -59,27 +61,25 @@ def example_inputs() -> dict[str, Any]:
 
 
 def port_model(
-    config: Any,
+    source: ModelSource | PretrainedConfig,
     rules: Iterable[Rule],
     *,
     tp: int = 1,
     without: frozenset[str] = frozenset(),
-    trust_remote_code: bool = False,
 ) -> Port:
     """Plan the port of a causal language model.
 
     Args:
-        config: its configuration, not changed. rules: the rule library.
+        source: the model, or its configuration; not changed. rules: the rule library.
         tp: ranks the target's limits are judged for.
         without: `Class:rule` pairs not to use.
-        trust_remote_code: may the model's own code be run?
 
     Raises:
         ModelError: the configuration does not build.
     """
     rules = tuple(rules)
     started = time.perf_counter()
-    model = _build(config)
+    model = _build(source)
     built = time.perf_counter()
     trace = trace_model(model, (), example_inputs())
     traced = time.perf_counter()
@@ -89,15 +89,15 @@ def port_model(
     return replace(port, seconds=seconds)
 
 
-def _build(config: Any) -> nn.Module:
+def _build(source: ModelSource | PretrainedConfig) -> nn.Module:
     """The meta model, its attention a leaf where it goes through the attention interface.
 
     Built in bfloat16, which shows every cast: in float32 a cast to float32 would leave no node.
     """
     try:
-        return meta_model(config, attn_implementation=TRACE_ATTENTION)
+        return meta_model(source, attn_implementation=TRACE_ATTENTION)
     except ModelError:  # chooses its attention class by name: traced as written
-        return meta_model(config, attn_implementation="eager")
+        return meta_model(source, attn_implementation="eager")
 
 
 def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -25,9 +27,8 @@ from typing import Any
 from neuron_autoport.errors import AutoportError
 from tools.gguf_models import GGUF_MODELS, GgufModel
 
-# Written last. A folder whose marker has another version is made anew.
+# Written last. A folder whose marker names another recipe is made anew.
 MARKER = "prepared.json"
-FORMAT = 1
 
 
 def cache_folder() -> Path:
@@ -43,10 +44,18 @@ def quiet_environment() -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1", TRANSFORMERS_VERBOSITY="error")
 
 
+def recipe() -> str:
+    """Changes with the code that writes a folder, and with the version of transformers."""
+    digest = hashlib.sha256(importlib.metadata.version("transformers").encode())
+    for name in ("prepare_model.py", "gguf_models.py"):
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def is_finished(folder: Path) -> bool:
-    """Whether `folder` was written to its end by this version of this file."""
+    """Whether `folder` was written to its end, by this very recipe."""
     try:
-        return json.loads((folder / MARKER).read_text())["format"] == FORMAT
+        return bool(json.loads((folder / MARKER).read_text())["recipe"] == recipe())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -128,7 +137,7 @@ def _build(model: GgufModel, folder: Path) -> None:
             ) from error
         _write_model(gguf, partial)
         _write_tokenizer(gguf, model, partial)
-    marker = {"format": FORMAT, "model": model.name, "package": model.package}
+    marker = {"recipe": recipe(), "model": model.name, "package": model.package}
     (partial / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
     partial.rename(folder)
 

@@ -21,6 +21,8 @@ from types import TracebackType
 
 # "(EngineCore pid=12) INFO 11-29 16:40:01 [core.py:71] Initializing" -> "Initializing"
 LOG_LINE = re.compile(r"^(?:\(.*?\) )?INFO \S+ \S+ \[[^\]]*\] (.*)$")
+# Drawn letters, the list of routes, and a notice that comes every minute of a long compilation.
+UNTELLING = re.compile(r"^[\s█▄▀]|^$|^Route: |^No available shared memory")
 FUSED_LINE = re.compile(r"autoport: fused (\d+) of (\d+) sites.*")
 
 
@@ -41,8 +43,9 @@ def last_message(log: str) -> str:
     Warnings are left out: they say little about how far the start has come.
     """
     for line in reversed(log.splitlines()):
-        if match := LOG_LINE.match(line):
-            return match.group(1).strip()
+        match = LOG_LINE.match(line)
+        if match and not UNTELLING.match(match.group(1)):
+            return match.group(1)
     return ""
 
 

@@ -60,6 +60,16 @@ class ModelSource:
     trust_remote_code: bool = False
 
 
+def source_of_config(
+    config: PretrainedConfig, name: str, *, trust_remote_code: bool = False
+) -> ModelSource:
+    """A model whose configuration a host has already read."""
+    architectures = getattr(config, "architectures", None) or [type(config).__name__]
+    return ModelSource(
+        name, "folder", None, config, config.get_text_config(), architectures[0], trust_remote_code
+    )
+
+
 def causal_model_types() -> list[str]:
     """All model types that transformers maps to a causal language model, sorted."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

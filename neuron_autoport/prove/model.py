@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.models.build import real_model
+from neuron_autoport.models.source import ModelSource
 from neuron_autoport.models.tiny import TinyConfigError, tiny_config
 from neuron_autoport.models.weights import adversarial_
 from neuron_autoport.port import Port, port_model
@@ -61,13 +63,13 @@ class Prover:
     """Proves ports of one model: the small model once, then any plan of the full one.
 
     Args:
-        config: of the full model. rules: those the ports are planned with.
+        source: the full model, or its configuration. rules: those the ports are planned with.
     """
 
-    def __init__(self, config: Any, rules: Iterable[Rule]) -> None:
+    def __init__(self, source: ModelSource | PretrainedConfig, rules: Iterable[Rule]) -> None:
         self.tiny: _TinyProof | None = None
         try:
-            self.tiny = _TinyProof(tiny_config(config), tuple(rules))
+            self.tiny = _TinyProof(_small(source), tuple(rules))
             self.tiny.run()
         except TinyConfigError as error:
             self.how = f"class by class, at full size ({error.what})"
@@ -82,10 +84,13 @@ class Prover:
 class _TinyProof:
     """Proof on a small model; drops what fails and proves the rest again."""
 
-    def __init__(self, config: Any, rules: tuple[Rule, ...]) -> None:
-        self.config, self.rules = config, rules
-        self.model = real_model(config, dtype=torch.float32, attn_implementation="eager")
-        self.ids = _token_ids(config)
+    def __init__(
+        self, source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...]
+    ) -> None:
+        self.source, self.rules = source, rules
+        self.config = source.config if isinstance(source, ModelSource) else source
+        self.model = real_model(source, dtype=torch.float32, attn_implementation="eager")
+        self.ids = _token_ids(self.config)
         self.proofs: tuple[ModuleProof, ...] = ()
         self.dropped: list[Dropped] = []
         self.logits: Comparison | None = None
@@ -95,7 +100,7 @@ class _TinyProof:
         calls = self.record()
         while True:
             without = frozenset(f"{d.class_name}:{d.rule}" for d in self.dropped)
-            port = port_model(self.config, self.rules, without=without)
+            port = port_model(self.source, self.rules, without=without)
             made = generate(port.plans, f"small {self.config.model_type}")
             self.proofs = tuple(self.prove_modules(port, made, calls))
             failed = [p for p in self.proofs if not p.passed]
@@ -159,7 +164,7 @@ class _TinyProof:
     ) -> bool:
         """Does the class pass with this rule only?"""
         others = frozenset(f"{proof.class_name}:{n}" for n in names if n != rule)
-        port = port_model(self.config, self.rules, without=others)
+        port = port_model(self.source, self.rules, without=others)
         made = generate(port.plans, f"small {self.config.model_type}")
         plan = port.where[proof.path]
         module = self.model.get_submodule(proof.path)
@@ -178,6 +183,14 @@ class _TinyProof:
             with torch.no_grad():
                 results.append(model(input_ids=self.ids, use_cache=False).logits)
         return compare(*results, torch.float32)
+
+
+def _small(source: ModelSource | PretrainedConfig) -> ModelSource | PretrainedConfig:
+    """The small model that stands for `source`; may run its code if `source` may."""
+    small = tiny_config(source)
+    if not isinstance(source, ModelSource):
+        return small
+    return replace(source, config=small, text_config=small.get_text_config())
 
 
 def _token_ids(config: Any) -> torch.Tensor:

@@ -9,24 +9,25 @@ from typing import Any
 
 from neuron_autoport.rewrite.plan import TensorFacts
 from neuron_autoport.rewrite.site import Site
-from neuron_autoport.rules.expressions import ExpressionError, evaluate
-from neuron_autoport.rules.matcher import ModuleRef
+from neuron_autoport.rules.expressions import evaluate
+from neuron_autoport.rules.match import ModuleRef
 from neuron_autoport.trace.ops import Op
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64)
-_SIGNS = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
+_OPPOSITE = {
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Lt: ">=",
+    ast.LtE: ">",
+    ast.Gt: "<=",
+    ast.GtE: "<",
 }
 
 
 @dataclass(frozen=True)
 class BrokenLimit:
-    """A limit that does not hold. figures: both sides as numbers; holds_from: the least ranks, if any."""
+    """A limit that does not hold. figures: both sides as numbers, with the
+    opposite sign; holds_from: the least ranks, if any."""
 
     text: str
     figures: str
@@ -55,14 +56,12 @@ def _facts(site: Site) -> dict[str, Any]:
 
 
 def _figures(tree: ast.Expression, names: Mapping[str, Any]) -> str:
-    """`11008 <= 4096` for a comparison; empty for anything else."""
+    """`11008 > 4096` for a broken `width <= 4096`; empty for anything but one comparison."""
     body = tree.body
-    if not isinstance(body, ast.Compare):
+    if not isinstance(body, ast.Compare) or len(body.ops) != 1:
         return ""
-    try:
-        parts = [str(evaluate(body.left, names))]
-        for sign, right in zip(body.ops, body.comparators, strict=True):
-            parts += [_SIGNS.get(type(sign), "?"), str(evaluate(right, names))]
-    except ExpressionError:
+    sign = _OPPOSITE.get(type(body.ops[0]))
+    if sign is None:
         return ""
-    return " ".join(parts)
+    left, right = evaluate(body.left, names), evaluate(body.comparators[0], names)
+    return f"{left} {sign} {right}"

@@ -166,7 +166,7 @@ class Leftover(_Model):
 
 
 class Share(_Model):
-    """`part` of `whole`; `percent` is 100 where there is nothing."""
+    """`part` of `whole`; `percent` is 0 where `whole` is."""
 
     part: int
     whole: int

@@ -8,16 +8,15 @@ between its old read and its new one, an input that has no readable expression t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import libcst as cst
 
-from neuron_autoport.rewrite.names import bound_names, drop_dead, walk
+from neuron_autoport.rewrite import safety
+from neuron_autoport.rewrite.names import drop_dead, parameter_text, walk, words
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.replacement import reads, replacement_text
 from neuron_autoport.rewrite.site import FusedWeight
 from neuron_autoport.rewrite.source import Edits, ForwardSource, inside
-from neuron_autoport.rules.matcher import Match, ModuleRef
+from neuron_autoport.rules.match import Match, ModuleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op, OpGraph
 
@@ -28,13 +27,17 @@ def edit_match(
     weights: tuple[FusedWeight, ...],
     graph: OpGraph,
     source: ForwardSource,
+    before: Edits,
 ) -> Edits:
     """The edits that put the rule's replacement into the source.
+
+    Args:
+        before: edits already chosen for this function; names they bring in are not used again.
 
     Raises:
         Refused: the match cannot be rewritten safely; the code says why.
     """
-    return _Editor(rule, match, weights, graph, source).run()
+    return _Editor(rule, match, weights, graph, source, before).run()
 
 
 class _Editor:
@@ -45,9 +48,10 @@ class _Editor:
         weights: tuple[FusedWeight, ...],
         graph: OpGraph,
         source: ForwardSource,
+        before: Edits,
     ) -> None:
         self.rule, self.match, self.weights = rule, match, weights
-        self.graph, self.source = graph, source
+        self.graph, self.source, self.before = graph, source, before
         self.outputs = [match.values[name] for name in rule.outputs]
         self.interior = set(match.interior) | set(self.outputs)
 
@@ -58,18 +62,18 @@ class _Editor:
         expressions = [self.output_expression(op) for op in self.outputs]
         statements = [self.statement(e) for e in expressions]
         self.check_branches(statements)
-        edits = Edits()
-        removed = self.dead_statements(statements)
-        edits.removed |= removed
+        safety.check_conditional(self.source, self.interior, expressions)
+        edits = Edits(removed=self.dead_statements(statements))
         first = min(statements, key=lambda s: self.source.range(s)[:2])
-        texts = {
-            name: self.input_text(name, first, removed, expressions) for name in self.inputs()
-        }
+        texts = {name: self.input_text(name, first, edits, expressions) for name in self.inputs()}
         column = self.source.range(first)[1] - self.source.range(self.source.function)[1]
         text = replacement_text(self.rule, self.match, self.weights, texts, column)
         self.place(edits, expressions, first, text)
+        safety.check_left_names(self.source, edits, first)
         drop_dead(self.source, edits)
-        self.check_modules(edits)
+        paths = {v.path for v in self.match.values.values() if isinstance(v, ModuleRef)}
+        others = [op for op in self.graph.ops if op not in self.interior]
+        safety.check_modules(self.source, edits, paths, others)
         return edits
 
     def inputs(self) -> list[str]:
@@ -91,6 +95,7 @@ class _Editor:
 
     def fresh_names(self) -> list[str]:
         used = {n.value for n in walk(self.source.function) if isinstance(n, cst.Name)}
+        used |= {w for texts in self.before.inserted.values() for t in texts for w in words(t)}
         names = []
         for name in self.rule.outputs:
             free = name
@@ -113,13 +118,13 @@ class _Editor:
 
     def check_in_place(self) -> None:
         inputs = {v for v in self.match.values.values() if isinstance(v, Op)}
-        concerned = {_storage(op) for op in self.interior | inputs}
+        concerned = {s for op in self.interior | inputs for s in op.storages()}
         numbers = [op.index for op in self.interior]
         for op in self.graph.ops[min(numbers) : max(numbers) + 1]:
-            written = op.inputs[0] if op.inputs else None
-            if op.inplace and isinstance(written, Op) and _storage(written) in concerned:
-                span = op.spans[0] if op.spans else None
-                raise Refused("AP204", f"{written.label} is written in place", span)
+            for written in op.written:
+                if written.storages() & concerned:
+                    span = op.spans[0] if op.spans else None
+                    raise Refused("AP204", f"{written.label} is written in place", span)
 
     def check_once(self) -> None:
         for op in self.outputs:
@@ -137,8 +142,8 @@ class _Editor:
         expression = self.source.expression_at(op.spans[0])
         if expression is None:
             raise Refused("AP208", "no expression of the source is at this place", op.spans[0])
-        if isinstance(self.source.parents.get(expression), cst.AugAssign):
-            raise Refused("AP208", "an augmented assignment", op.spans[0])
+        safety.check_expression(self.source, expression, op.spans[0])
+        safety.check_returned(op)
         here = self.source.range(expression)
         for other in self.graph.ops:
             if not other.spans or other in self.interior or other.name == "pieces":
@@ -193,7 +198,7 @@ class _Editor:
         """Statements that hold inner ops of the match and nothing else."""
         dead: set[cst.CSTNode] = set()
         for line in self.source.lines:
-            if line in kept or not isinstance(line.body[0], cst.Assign | cst.AnnAssign):
+            if line in kept or not safety.droppable(line):
                 continue
             place = self.source.range(line)
             held = [o for o in self.graph.ops if o.spans and inside(
@@ -208,14 +213,14 @@ class _Editor:
         self,
         name: str,
         at: cst.CSTNode,
-        removed: set[cst.CSTNode],
+        edits: Edits,
         outputs: list[cst.BaseExpression],
     ) -> str:
         op = self.match.values[name]
         if op.name == "param":
-            return f"self.{op.target}"
+            return parameter_text(str(op.target))
         if op.name == "input" and self.is_parameter_name(op.target):
-            self.check_binding(op.target, None, at, removed)
+            safety.check_binding(self.source, str(op.target), None, at, edits)
             return str(op.target)
         expression = self.operand_expression(op)
         if expression is None:
@@ -223,7 +228,7 @@ class _Editor:
             raise Refused("AP207", f"`{name}` ({op.label}) has no name in this forward", span)
         first_use = self.statement(expression)
         if isinstance(expression, cst.Name):
-            self.check_binding(expression.value, first_use, at, removed)
+            safety.check_binding(self.source, expression.value, first_use, at, edits)
         elif not any(_holds(o, expression) for o in outputs) and first_use is not at:
             raise Refused("AP207", f"`{name}` would be computed at another place", op.spans[0])
         return self.source.code(expression)
@@ -243,48 +248,9 @@ class _Editor:
                 return found
         return None
 
-    def check_binding(
-        self, name: str, since: cst.CSTNode | None, at: cst.CSTNode, removed: set[cst.CSTNode]
-    ) -> None:
-        """Refuse if a statement that stays binds `name` between the two places."""
-        end = self.source.range(at)[:2]
-        begin = self.source.range(since)[:2] if since is not None else (0, 0)
-        low, high = min(begin, end), max(begin, end)
-        for line in self.source.nodes():
-            if not isinstance(line, cst.SimpleStatementLine | cst.For | cst.With) or line in removed:
-                continue
-            if low <= self.source.range(line)[:2] < high and name in bound_names(line):
-                raise Refused("AP209", f"`{name}` is bound again in between")
-
-    def check_modules(self, edits: Edits) -> None:
-        """No code that stays may still name a module whose weights moved."""
-        paths = {v.path for v in self.match.values.values() if isinstance(v, ModuleRef)}
-        for op in self.graph.ops:
-            if op.name in ("module", "param") and op not in self.interior and op.target in paths:
-                raise Refused("AP203", f"{op.target} is called again", op.spans[0] if op.spans else None)
-        gone = edits.removed | set(edits.replaced)
-        for node in _left(self.source.function, gone):
-            if isinstance(node, cst.Attribute) and self.source.code(node).removeprefix("self.") in paths:
-                raise Refused("AP203", f"{self.source.code(node)} is named by code that stays")
-
-
-def _left(node: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
-    if node in gone:
-        return
-    yield node
-    for child in node.children:
-        yield from _left(child, gone)
-
 
 def _holds(outer: cst.CSTNode, inner: cst.CSTNode) -> bool:
     return any(n is inner for n in walk(outer))
-
-
-def _storage(op: Op) -> Op:
-    """The op whose memory `op` shares."""
-    while op.name in ("view", "slice", "permute", "getitem", "pieces") and op.inputs:
-        op = op.inputs[0]
-    return op
 
 
 def _operand(expression: cst.CSTNode, user: Op, op: Op) -> cst.BaseExpression | None:

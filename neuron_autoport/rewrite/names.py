@@ -17,18 +17,26 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def bound_names(statement: cst.CSTNode) -> set[str]:
-    """Names a statement binds: assignments of all kinds, loops, with, walrus, del."""
+    """Names a statement binds: assignments of all kinds, loops, with, walrus, del.
+
+    Writing into a value counts: `x[0] = y`, and calls of methods such as `x.mul_(y)`.
+    """
     found: set[str] = set()
     for node in walk(statement):
         targets: list[cst.CSTNode] = []
         if isinstance(node, cst.Assign):
             targets = [t.target for t in node.targets]
-        elif isinstance(node, cst.AnnAssign | cst.AugAssign | cst.NamedExpr):
-            targets = [node.target]
-        elif isinstance(node, cst.For | cst.CompFor | cst.Del):
+        elif isinstance(
+            node,
+            cst.AnnAssign | cst.AugAssign | cst.NamedExpr | cst.For | cst.CompFor | cst.Del,
+        ):
             targets = [node.target]
         elif isinstance(node, cst.AsName):
             targets = [node.name]
+        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            method = node.func.attr.value
+            if method.endswith("_") and not method.endswith("__"):
+                targets = [node.func.value]
         for target in targets:
             found |= {n.value for n in walk(target) if isinstance(n, cst.Name)}
     return found
@@ -64,7 +72,7 @@ def drop_dead(source: ForwardSource, edits: Edits) -> None:
             if line not in edits.removed
             and (name := _pure_assignment(line)) is not None
             and name not in readers
-            and name not in _words(text)
+            and name not in words(text)
             and name in _all_reads(source)
         ]
         if not dead:
@@ -72,7 +80,14 @@ def drop_dead(source: ForwardSource, edits: Edits) -> None:
         edits.removed |= set(dead)
 
 
-def _words(text: str) -> set[str]:
+def parameter_text(path: str) -> str:
+    """Source text for a parameter by its dotted path: `scales.0` is `self.scales[0]`."""
+    parts = path.split(".")
+    return "self" + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in parts)
+
+
+def words(text: str) -> set[str]:
+    """All names in a piece of source text."""
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
 

@@ -13,9 +13,10 @@ from typing import Any
 from neuron_autoport.rewrite.edit import edit_match
 from neuron_autoport.rewrite.reasons import Refusal, Refused
 from neuron_autoport.rewrite.site import Site, describe, plan_weights
-from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource
+from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource, inside
 from neuron_autoport.rules.expressions import ExpressionError, evaluate
-from neuron_autoport.rules.matcher import Match, ModuleRef, find
+from neuron_autoport.rules.match import Match, ModuleRef
+from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.canonical import canonical_graph
 from neuron_autoport.trace.module_trace import ModuleTrace
@@ -119,10 +120,11 @@ def _choose(
         if taken_ops & set(match.interior):
             continue
         try:
-            _check_forward(trace, source)
+            _check_forward(trace)
             _check_require(rule, match)
             weights = plan_weights(rule, match, names)
-            edits = edit_match(rule, match, weights, graph, source)
+            edits = edit_match(rule, match, weights, graph, source, chosen.edits)
+            _check_apart(source, chosen.edits, edits)
         except Refused as no:
             span = no.span or _span_of(rule, match)
             refusals.append(Refusal(no.code, rule.name, no.message, span, "all"))
@@ -137,7 +139,18 @@ def _choose(
     return chosen
 
 
-def _check_forward(trace: ModuleTrace, source: ForwardSource) -> None:
+def _check_apart(source: ForwardSource, chosen: Edits, edits: Edits) -> None:
+    """Refuse an expression that holds, or lies in, one that another rule replaces."""
+    for one in edits.replaced:
+        for other in chosen.replaced:
+            inner, outer = source.range(one), source.range(other)
+            if inside(inner, outer) or inside(outer, inner):
+                raise Refused("AP202", "another rule replaces a part of this expression")
+
+
+def _check_forward(trace: ModuleTrace) -> None:
+    if "<locals>" in trace.module_class.__qualname__:
+        raise Refused("AP208", "the class is defined inside a function and cannot be imported")
     code = trace.forward.__code__
     if code.co_freevars:
         raise Refused("AP208", f"forward closes over {', '.join(code.co_freevars)}")
@@ -161,11 +174,15 @@ def _broken_limits(rule: Rule, match: Match, tp: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What conditions may ask of a value."""
+    """What conditions may ask of a value. rows: its shape without the last dimension."""
 
     shape: tuple[int, ...]
     ndim: int
     dtype: str
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return self.shape[:-1]
 
 
 def _facts(match: Match) -> dict[str, Any]:

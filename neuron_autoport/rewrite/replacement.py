@@ -7,7 +7,7 @@ from typing import Any
 
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.site import FusedWeight
-from neuron_autoport.rules.matcher import Match, ModuleRef
+from neuron_autoport.rules.match import Match, ModuleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op
 
@@ -62,7 +62,7 @@ class _Fill(ast.NodeTransformer):
         if name in self.rule.choices:
             return ast.parse(self.rule.choices[name][str(value)], mode="eval").body
         if name in self.sources:
-            return ast.parse(self.sources[name], mode="eval").body
+            return ast.parse(f"({self.sources[name]})", mode="eval").body
         if isinstance(value, int | float):
             return ast.Constant(value)
         if isinstance(value, ModuleRef | Op):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuron_autoport.rules.matcher import Match, ModuleRef
+from neuron_autoport.rules.match import Match, ModuleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op
 from neuron_autoport.trace.spans import Span

@@ -7,12 +7,14 @@ looked through, casts too unless the rule names one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from neuron_autoport.rules.match import Found, Match, ModuleRef, NearMiss
 from neuron_autoport.rules.pattern import (
     COMMUTATIVE,
     After,
@@ -28,48 +30,8 @@ from neuron_autoport.rules.pattern import (
     looks_at_casts,
 )
 from neuron_autoport.rules.rule import Rule
-from neuron_autoport.trace.facts import LinearFacts, linear_of
+from neuron_autoport.trace.facts import linear_of
 from neuron_autoport.trace.ops import Op, OpGraph, is_float
-
-
-@dataclass(frozen=True)
-class ModuleRef:
-    """A captured child module: its path and what it is."""
-
-    path: str
-    facts: LinearFacts
-    op: Op
-
-
-@dataclass(frozen=True)
-class Match:
-    """Captures of one match. `interior`: ops it replaces, outputs among them; `outputs` by name."""
-
-    values: dict[str, Any]
-    interior: tuple[Op, ...] = ()
-    steps: int = 0
-
-    def bind(self, name: str, value: Any) -> Match:
-        return replace(self, values={**self.values, name: value})
-
-    def take(self, *ops: Op, steps: int = 1) -> Match:
-        return replace(self, interior=(*self.interior, *ops), steps=self.steps + steps)
-
-
-@dataclass(frozen=True)
-class NearMiss:
-    """The best failed attempt: steps done of all, why it stopped, and the op it stopped at."""
-
-    done: int
-    total: int
-    reason: str
-    op: Op | None
-
-
-@dataclass(frozen=True)
-class Found:
-    matches: tuple[Match, ...]
-    near_miss: NearMiss | None
 
 
 def find(rule: Rule, graph: OpGraph) -> Found:
@@ -170,7 +132,10 @@ class _Search:
         wants_cast = isinstance(pattern, Like) or (
             isinstance(pattern, OpPattern) and pattern.name == "fp32"
         )
-        while op.name == "view" or (op.name == "cast" and not self.casts and not wants_cast):
+        any_view = isinstance(pattern, OpPattern) and pattern.name == "attention"
+        while (op.name == "view" and (any_view or _keeps_last(op))) or (
+            op.name == "cast" and not self.casts and not wants_cast and _between_floats(op)
+        ):
             skipped.append(op)
             op = op.inputs[0]
         return op, tuple(skipped)
@@ -236,6 +201,9 @@ class _Search:
             if op.attrs.get(key) != wanted:
                 self.miss(match, f"expected {key}={wanted}, found {op.attrs.get(key)}", op)
                 return
+        if _spreads_both(op):
+            self.miss(match, "its operands are spread over each other", op)
+            return
         taken = match.take(op)
         yield from self.operands(pattern.inputs, op.inputs, taken)
         if pattern.name in COMMUTATIVE:
@@ -277,6 +245,26 @@ class _Search:
             self.miss(match, f"mixes `{pattern.name}` with another of the outputs", value)
         else:
             yield match.take(steps=1)
+
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def _keeps_last(view: Op) -> bool:
+    """Does a view leave the last dimension alone? Else what follows works along another axis."""
+    before = view.inputs[0].shape
+    return bool(view.attrs.get("same")) or before[-1:] == view.shape[-1:]
+
+
+def _between_floats(cast: Op) -> bool:
+    """A cast to an integer, or to a narrow float, computes something: it rounds."""
+    return cast.dtype in _FLOATS and cast.inputs[0].dtype in _FLOATS
+
+
+def _spreads_both(op: Op) -> bool:
+    """Is each of two operands broadcast, as in an outer product?"""
+    sizes = [math.prod(v.shape) for v in op.inputs if isinstance(v, Op)]
+    return len(sizes) == 2 and math.prod(op.shape) > max(sizes)
 
 
 def ancestry(op: Op) -> set[Op]:

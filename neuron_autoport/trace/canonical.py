@@ -1,32 +1,30 @@
 """From a torch.fx graph to canonical operations (`ops.Op`), node by node.
 
-Each torch name has one small translator in `_TRANSLATE`; a name without one becomes `unknown:NAME`,
-which no rule matches. A product of unlike dtypes gets its implicit cast written out.
+Each torch name has one small translator (`translate.py`); a name without one becomes `unknown:NAME`,
+which no rule matches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from neuron_autoport.trace.module_trace import ModuleTrace
-from neuron_autoport.trace.ops import Op, OpGraph, is_float
-
-Translator = Callable[["_Builder", fx.Node, list[Any], dict[str, Any]], Op]
+from neuron_autoport.trace.ops import Op, OpGraph
+from neuron_autoport.trace.translate import TRANSLATE
 
 
 def canonical_graph(trace: ModuleTrace) -> OpGraph:
     """The canonical graph of a traced class. Pure: the fx graph is not changed."""
-    return _Builder(trace).build()
+    return Builder(trace).build()
 
 
-class _Builder:
+class Builder:
     def __init__(self, trace: ModuleTrace) -> None:
         self.trace = trace
-        self.children = {c.path: c.trace for c in trace.children}
+        self.calls = iter(trace.children)  # in the order of the graph's module calls
         self.ops: list[Op] = []
         self.of: dict[fx.Node, Op | tuple[str, Op]] = {}
 
@@ -39,7 +37,7 @@ class _Builder:
                 self.of[node] = self.translate(node)
         for index, op in enumerate(self.ops):
             op.index = index
-            for used in op.operands():
+            for used in dict.fromkeys(op.operands()):
                 used.users.append(op)
         return OpGraph(tuple(self.ops), tuple(outputs))
 
@@ -51,11 +49,14 @@ class _Builder:
         return value
 
     def op(self, node: fx.Node, name: str, inputs: tuple[Any, ...] = (), **attrs: Any) -> Op:
-        """Append an op with the shape, dtype and spans of `node`."""
+        """Append an op with the shape, dtype and spans of `node`; `attrs` are its own."""
         target, trace = attrs.pop("target", None), attrs.pop("trace", None)
+        absorbed = attrs.pop("absorbed", ())
         made = Op(name, inputs, attrs, target=target, trace=trace, node=node)
         made.spans = node.meta.get("spans", ())
         made.inplace = bool(node.meta.get("inplace"))
+        made.written = tuple(self.operand(n) for n in node.meta.get("written", ()))
+        made.absorbed = absorbed
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             made.shape, made.dtype = tuple(value.shape), value.dtype
@@ -75,15 +76,18 @@ class _Builder:
         if name == "__get__":
             name = "get:" + getattr(getattr(node.target, "__self__", None), "__name__", "?")
         if node.meta.get("inplace"):
-            return self.op(node, f"unknown:{name}", tuple(args))
-        translator = _TRANSLATE.get(name.strip("_"))
-        if translator is None:
             return self.op(node, f"unknown:{name}", (*args, *kwargs.values()))
-        return translator(self, node, args, kwargs)
+        translator = TRANSLATE.get(name.strip("_"))
+        if translator is not None:
+            try:
+                return translator(self, node, args, kwargs)
+            except LookupError:  # called with arguments that are not expected here
+                pass
+        return self.op(node, f"unknown:{name}", (*args, *kwargs.values()))
 
     def module(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-        path, trace = str(node.target), self.children.get(str(node.target))
-        inner = activation_of(trace) if trace is not None and len(args) == 1 else None
+        path, trace = str(node.target), next(self.calls).trace
+        inner = activation_of(trace) if len(args) == 1 and not kwargs else None
         if inner == "identity":
             return self.op(node, "view", (args[0],), target=path)
         if inner is not None:
@@ -112,244 +116,3 @@ def activation_of(trace: ModuleTrace) -> str | None:
     if len(work) == 1 and work[0].name in ACTIVATIONS and graph.outputs[0] is work[0]:
         return work[0].name
     return None
-
-
-def _bind(names: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional and keyword arguments under one set of names."""
-    return dict(zip(names.split(), args, strict=False)) | kwargs
-
-
-def _dim(node: fx.Node, value: Any, rank: int) -> Any:
-    """A dimension counted from the end."""
-    if isinstance(value, list | tuple):
-        return tuple(_dim(node, v, rank) for v in value)
-    return value - rank if isinstance(value, int) and value >= 0 else value
-
-
-def _rank(value: Any) -> int:
-    return len(value.shape) if isinstance(value, Op) else 0
-
-
-def _binary(name: str, reverse: bool = False) -> Translator:
-    def translate(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-        bound = _bind("input other", args, kwargs)
-        left, right = bound["input"], bound["other"]
-        if reverse:
-            left, right = right, left
-        if bound.get("alpha", 1) != 1 or bound.get("rounding_mode") is not None:
-            return b.op(node, f"unknown:{name}", (left, right))
-        if name == "mul" and left is right and isinstance(left, Op):
-            return b.op(node, "square", (left,))
-        if name == "div" and is_float(left) and left == 1 and _is(right, "sqrt"):
-            return b.op(node, "rsqrt", right.inputs)
-        if name == "div" and is_float(left) and left == 1:
-            return b.op(node, "reciprocal", (right,))
-        return b.op(node, name, _promoted(b, node, left, right))
-
-    return translate
-
-
-def _promoted(b: _Builder, node: fx.Node, left: Any, right: Any) -> tuple[Any, Any]:
-    value = node.meta.get("val")
-    dtype = value.dtype if isinstance(value, torch.Tensor) else None
-    both = [left, right]
-    for i, side in enumerate(both):
-        if isinstance(side, Op) and side.dtype is not None and side.dtype != dtype and dtype:
-            both[i] = b.cast(node, side, dtype)
-    return both[0], both[1]
-
-
-def _is(value: Any, name: str) -> bool:
-    return isinstance(value, Op) and value.name == name
-
-
-def _unary(name: str) -> Translator:
-    def translate(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-        return b.op(node, name, (_bind("input", args, kwargs)["input"],))
-
-    return translate
-
-
-def _pow(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input exponent", args, kwargs)
-    base, exponent = bound["input"], bound["exponent"]
-    names = {2: "square", -0.5: "rsqrt", 0.5: "sqrt", -1: "reciprocal"}
-    if is_float(exponent) and exponent in names and isinstance(base, Op):
-        return b.op(node, names[exponent], (base,))
-    return b.op(node, "pow", (base, exponent))
-
-
-def _reciprocal(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    value = _bind("input", args, kwargs)["input"]
-    return b.op(node, "rsqrt", value.inputs) if _is(value, "sqrt") else b.op(
-        node, "reciprocal", (value,)
-    )
-
-
-def _reduce(name: str) -> Translator:
-    def translate(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-        bound = _bind("input dim keepdim", args, kwargs)
-        value = bound["input"]
-        if bound.get("dtype") not in (None, value.dtype):
-            value = b.cast(node, value, bound["dtype"])
-        dim = _dim(node, bound.get("dim"), _rank(value))
-        dim = dim[0] if isinstance(dim, tuple) and len(dim) == 1 else dim
-        return b.op(node, name, (value,), dim=dim, keepdim=bool(bound.get("keepdim", False)))
-
-    return translate
-
-
-def _gelu(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input", args, kwargs)
-    name = "gelu_tanh" if bound.get("approximate", "none") == "tanh" else "gelu"
-    return b.op(node, name, (bound["input"],))
-
-
-def _cast(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    """Every way to change a dtype; one that changes none is a plain `view`."""
-    value, out = args[0], node.meta["val"]
-    if value.dtype == out.dtype:
-        return b.op(node, "view", (value,), same=True)
-    return b.op(node, "cast", (value,), dtype=out.dtype)
-
-
-def _view(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    same = isinstance(args[0], Op) and args[0].shape == tuple(node.meta["val"].shape)
-    return b.op(node, "view", (args[0],), same=same)
-
-
-def _dropout(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input p training", args, kwargs)
-    if bound.get("training", True) and bound.get("p", 0.5):
-        return b.op(node, "unknown:dropout", (bound["input"],))
-    return b.op(node, "view", (bound["input"],), same=True)
-
-
-def _permute(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    name = getattr(node.target, "__name__", "")
-    rank = _rank(args[0])
-    order = list(range(rank))
-    if name in ("transpose", "swapaxes"):
-        i, j = args[1], args[2]
-        order[i], order[j] = order[j], order[i]
-    elif name == "permute":
-        dims = args[1] if isinstance(args[1], tuple) else tuple(args[1:])
-        order = [d % rank for d in dims]
-    else:
-        order = order[:-2] + order[-2:][::-1]
-    return b.op(node, "permute", (args[0],), order=tuple(d - rank for d in order))
-
-
-def _pieces(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    """chunk and split: a tuple of slices; each part follows as a `getitem` node."""
-    bound = _bind("input sizes dim", args, kwargs)
-    dim = _dim(node, bound.get("dim", 0), _rank(bound["input"]))
-    return b.op(node, "pieces", (bound["input"],), dim=dim)
-
-
-def _getitem(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    source, key = args
-    if _is(source, "pieces") and isinstance(key, int):
-        dim = source.attrs["dim"]
-        parts = source.node.meta["val"]
-        start = sum(p.shape[dim] for p in parts[:key])
-        end = start + parts[key].shape[dim]
-        return b.op(node, "slice", (source.inputs[0],), dim=dim, start=start, end=end)
-    if isinstance(source, Op) and source.shape:
-        found = _last_dim_slice(key, _rank(source))
-        if found is not None:
-            start, end, _ = slice(*found).indices(source.shape[-1])
-            return b.op(node, "slice", (source,), dim=-1, start=start, end=end)
-    return b.op(node, "getitem", (source,), key=str(key))
-
-
-def _last_dim_slice(key: Any, rank: int) -> tuple[Any, Any] | None:
-    """(start, stop) if `key` cuts the last dimension only, in steps of one."""
-    keys = key if isinstance(key, tuple) else (key,)
-    if not keys or not isinstance(keys[-1], slice) or keys[-1].step not in (None, 1):
-        return None
-    whole = all(k is ... or k == slice(None) for k in keys[:-1])
-    reaches_last = ... in keys[:-1] or len(keys) == rank
-    return (keys[-1].start, keys[-1].stop) if whole and reaches_last else None
-
-
-def _attention(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    return b.op(node, "attention", tuple(args[:3]), mask=args[3], **kwargs)
-
-
-def _linear(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input weight bias", args, kwargs)
-    inputs = (bound["input"], bound["weight"], bound.get("bias"))
-    return b.op(node, "linear", inputs, layout="out_in")
-
-
-def _addmm(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input mat1 mat2", args, kwargs)
-    if bound.get("beta", 1) != 1 or bound.get("alpha", 1) != 1:
-        return b.op(node, "unknown:addmm", tuple(args))
-    inputs = (bound["mat1"], bound["mat2"], bound["input"])
-    return b.op(node, "linear", inputs, layout="in_out")
-
-
-def _rms_norm(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input normalized_shape weight eps", args, kwargs)
-    eps = bound.get("eps")
-    value = bound["input"]
-    eps = torch.finfo(value.dtype).eps if eps is None else eps
-    return b.op(node, "torch_rms_norm", (value, bound.get("weight"), eps))
-
-
-def _embedding(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input weight", args, kwargs)
-    return b.op(node, "embedding", (bound["input"], bound["weight"]))
-
-
-def _layer_norm(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input normalized_shape weight bias eps", args, kwargs)
-    inputs = (bound["input"], bound.get("weight"), bound.get("bias"), bound.get("eps", 1e-5))
-    return b.op(node, "layer_norm", inputs)
-
-
-def _simple(name: str, arity: str) -> Translator:
-    def translate(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-        bound = _bind(arity, args, kwargs)
-        return b.op(node, name, tuple(bound.get(k) for k in arity.split()))
-
-    return translate
-
-
-def _softmax(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("input dim", args, kwargs)
-    dim = _dim(node, bound.get("dim"), _rank(bound["input"]))
-    return b.op(node, "softmax", (bound["input"],), dim=dim, dtype=bound.get("dtype"))
-
-
-def _cat(b: _Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
-    bound = _bind("tensors dim", args, kwargs)
-    dim = _dim(node, bound.get("dim", 0), len(node.meta["val"].shape))
-    return b.op(node, "cat", tuple(bound["tensors"]), dim=dim)
-
-
-_TRANSLATE: dict[str, Translator] = {
-    **{n: _binary(n) for n in ("add", "sub", "mul", "div")},
-    "multiply": _binary("mul"), "subtract": _binary("sub"),
-    "divide": _binary("div"), "true_divide": _binary("div"), "truediv": _binary("div"),
-    "radd": _binary("add", True), "rmul": _binary("mul", True), "rsub": _binary("sub", True),
-    "rtruediv": _binary("div", True), "rdiv": _binary("div", True),
-    **{n: _unary(n) for n in ("neg", "sqrt", "rsqrt", "exp", "tanh", "sigmoid", "silu", "square",
-                              "relu", "abs", "log", "cos", "sin", "softplus")},
-    "pow": _pow, "reciprocal": _reciprocal, "gelu": _gelu,
-    "mean": _reduce("mean"), "sum": _reduce("sum"),
-    **{n: _cast for n in ("to", "float", "bfloat16", "half", "double", "type", "type_as")},
-    **{n: _view for n in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze",
-                          "contiguous", "clone", "detach", "view_as", "reshape_as")},
-    "dropout": _dropout,
-    **{n: _permute for n in ("transpose", "permute", "swapaxes", "t")}, "get:T": _permute,
-    **{n: _pieces for n in ("chunk", "split", "tensor_split", "split_with_sizes")},
-    "getitem": _getitem, "attention": _attention, "linear": _linear, "addmm": _addmm,
-    "rms_norm": _rms_norm, "layer_norm": _layer_norm, "embedding": _embedding,
-    "matmul": _simple("matmul", "input other"), "bmm": _simple("matmul", "input mat2"),
-    "softmax": _softmax, "cat": _cat,
-    "baddbmm": _simple("baddbmm", "input batch1 batch2"), "where": _simple("where", "a b c"),
-}  # fmt: skip
-

@@ -40,6 +40,9 @@ def linear_of(trace: ModuleTrace) -> LinearFacts | None:
     rows, columns = weight.shape
     layout = product.attrs["layout"]
     sizes = (columns, rows) if layout == "out_in" else (rows, columns)
+    given = graph.inputs()[0].shape
+    if given[-1:] != sizes[:1] or graph.outputs[0].shape != (*given[:-1], sizes[1]):
+        return None  # it views its input as rows of another width
     return LinearFacts(*sizes, layout, weight.target, bias.target if bias else None)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
-# Set by `nn.Module` machinery on every call; they say nothing of the computation.
-_MACHINERY = {"training", "gradient_checkpointing", "forward", "call_super_init"}
+# Read by `nn.Module` itself on every call; they say nothing of the computation.
+_MACHINERY = {"gradient_checkpointing", *dir(nn.Module()), *vars(nn.Module())}
 
 
 def snapshot(value: Any) -> Any:
@@ -31,7 +31,8 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return (type(value).__name__, *(snapshot(v) for v in value))
     if isinstance(value, nn.Module):
-        return ("module", type(value))
+        # Iterating a container of modules is seen by no attribute read: its children count.
+        return ("module", type(value), tuple((n, type(c)) for n, c in value.named_children()))
     if isinstance(value, functools.partial):
         keywords = tuple(sorted((k, snapshot(v)) for k, v in value.keywords.items()))
         return ("partial", snapshot(value.func), snapshot(value.args), keywords)
@@ -61,7 +62,7 @@ def _watching_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _note(module: nn.Module, name: str, value: Any) -> None:
-    if name.startswith("_") or name in _MACHINERY or isinstance(value, types.MethodType):
+    if name.startswith("__") or name in _MACHINERY or isinstance(value, types.MethodType):
         return
     reads = _reads.get(id(module))
     if reads is not None:
@@ -89,15 +90,21 @@ def watch_reads(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def input_signature(args: Any, kwargs: Any) -> Any:
-    """Hashable picture of call arguments: tensors by shape and dtype, plain values as they are."""
-    return _hashable(args), tuple(sorted((k, _hashable(v)) for k, v in kwargs.items()))
+    """Hashable picture of call arguments: tensors by shape and dtype, plain values as they are.
+
+    The same tensor given twice is seen as such: a trace of `f(x, x)` is not one of `f(x, y)`.
+    """
+    seen: dict[int, int] = {}
+    named = sorted(kwargs.items())
+    return _hashable(args, seen), tuple((k, _hashable(v, seen)) for k, v in named)
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, torch.Tensor):
-        return str(("tensor", tuple(value.shape), value.dtype))
+        number = seen.setdefault(id(value), len(seen))
+        return str(("tensor", number, tuple(value.shape), value.dtype))
     if isinstance(value, list | tuple):
-        return str(tuple(_hashable(v) for v in value))
+        return str(tuple(_hashable(v, seen) for v in value))
     if isinstance(value, dict):
-        return str({k: _hashable(v) for k, v in value.items()})
+        return str({k: _hashable(v, seen) for k, v in value.items()})
     return repr(value) if isinstance(value, _PLAIN) else type(value).__name__

@@ -34,6 +34,7 @@ class ModuleTrace:
 
     `graph` has a node per torch call and per child call. Each node's meta holds `val` (a meta tensor,
     or the nested result), `spans` (the chain of source expressions) and `inplace`.
+    `writes`: indices, among the tensors of the call, of those whose data the forward changes.
     `result` is what forward returned, or None where `end` says why it did not; `call` holds the
     positional and keyword arguments it was traced with.
     """
@@ -48,6 +49,7 @@ class ModuleTrace:
     end: TraceEnd | None
     assumed: tuple[str, ...]
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    writes: tuple[int, ...] = ()
 
     def holds_for(self, module: nn.Module) -> bool:
         """Would tracing `module` give this same trace? True if all that was read is equal there."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from neuron_autoport.trace.spans import Span
 
@@ -29,6 +30,8 @@ class Op:
     inputs: operands in a fixed order. attrs: what else tells it apart (dim, keepdim, dtype, ...).
     target: dotted path of a `module` or `param`, name of an `input`.
     spans: source expressions, the one in the class's forward first. trace: of a `module`.
+    inplace: it changes the data of the values `written`. absorbed: ops it stands for together with
+    its own, such as the `sqrt` of `1 / sqrt(v)`.
     """
 
     name: str
@@ -40,13 +43,24 @@ class Op:
     spans: tuple[Span, ...] = ()
     trace: Any = None
     inplace: bool = False
+    written: tuple[Op, ...] = ()
+    absorbed: tuple[Op, ...] = ()
     users: list[Op] = field(default_factory=list)
     index: int = -1
     node: fx.Node | None = None
 
     def operands(self) -> list[Op]:
         """All operands that are values of the graph, nested ones too."""
-        return list(_ops_in(self.inputs))
+        return list(_ops_in((self.inputs, self.written, self.absorbed)))
+
+    def storages(self) -> set[int]:
+        """Identities of the memory its value lies in; of the values it is a view of, too."""
+        value = self.node.meta.get("val") if self.node is not None else None
+        tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+        own = {t.untyped_storage()._cdata for t in tensors}
+        if self.name in VIEWS and self.inputs:
+            own |= self.inputs[0].storages()
+        return own
 
     @property
     def label(self) -> str:

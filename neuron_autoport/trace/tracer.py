@@ -10,21 +10,21 @@ values (`ModuleTrace.holds_for`), however many layers repeat it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from neuron_autoport.trace.frame import Frame
 from neuron_autoport.trace.guards import input_signature, watch_reads
 from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd
 from neuron_autoport.trace.spans import running_spans
+from neuron_autoport.trace.writes import changed_since, tensors_in, versions_of
 
 _session: Session | None = None
-_NODE_VALUES = (fx.Node, str, int, float, bool, complex, torch.dtype, torch.device, torch.Size)
 
 
 def active_session() -> Session | None:
@@ -32,111 +32,19 @@ def active_session() -> Session | None:
     return _session
 
 
+# What running a forward on tensors without data may raise; the trace then ends there.
+_RUN_ERRORS = (
+    RuntimeError, TypeError, ValueError, AttributeError, NameError, LookupError, ArithmeticError,
+    AssertionError, ImportError,
+)  # fmt: skip
+
+
 class CannotAnswer(Exception):
-    """A Python value was asked of a tensor that has none."""
+    """A Python value was asked of a tensor that has none, or a child's trace ended early."""
 
-
-def forward_code(module: nn.Module) -> Any:
-    """Code object of the function as written in the class, decorators taken off."""
-    function = inspect.unwrap(type(module).forward)
-    return getattr(function, "__code__", None)
-
-
-class _Frame:
-    """The recording of one module's forward."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self.root = root
-        self.code = forward_code(root)
-        self.graph = fx.Graph()
-        self.nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
-        self.children: list[ChildCall] = []
-        self.paths = {id(m): name for name, m in root.named_modules() if name}
-        self.states: dict[int, str] = {}
-        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
-            self.states.setdefault(id(tensor), name)
-        self.assumed: list[str] = []
-
-    def node_of(self, tensor: torch.Tensor) -> fx.Node:
-        """The node that made `tensor`; states of the module and foreign tensors get one here."""
-        known = self.nodes.get(id(tensor))
-        if known is not None:
-            return known[0]
-        if id(tensor) in self.states:
-            with _quiet_get_attr():
-                node = self.graph.get_attr(self.states[id(tensor)])
-        else:
-            node = self.graph.create_node("call_function", constant_tensor, (), {})
-        self.bind(node, tensor)
-        return node
-
-    def bind(self, node: fx.Node, tensor: torch.Tensor) -> None:
-        node.meta["val"] = tensor
-        self.nodes[id(tensor)] = (node, tensor)
-
-    def record(
-        self, op: str, target: Any, args: Any, kwargs: Any, result: Any, written: bool = False
-    ) -> None:
-        """Add a node for a call already made and bind its result's tensors to it."""
-        to_nodes = lambda v: self.node_of(v) if isinstance(v, torch.Tensor) else v  # noqa: E731
-        args, kwargs = (_map(to_nodes, a) for a in (args, kwargs))
-        node = self.graph.create_node(op, target, tuple(args), dict(kwargs))
-        node.meta["spans"] = running_spans(self.code)
-        node.meta["inplace"] = written
-        if isinstance(result, torch.Tensor):
-            self.bind(node, result)
-            return
-        node.meta["val"] = result
-        self._bind_parts(node, result)
-
-    def _bind_parts(self, node: fx.Node, result: Any) -> None:
-        if isinstance(result, dict):
-            items: list[tuple[Any, Any]] = list(result.items())
-        elif isinstance(result, list | tuple):
-            items = list(enumerate(result))
-        else:
-            return
-        for key, part in items:
-            if isinstance(part, torch.Tensor | list | tuple | dict):
-                child = self.graph.call_function(_getitem, (node, key))
-                child.meta.update(spans=node.meta["spans"], inplace=False, val=part)
-                if isinstance(part, torch.Tensor):
-                    self.bind(child, part)
-                else:
-                    self._bind_parts(child, part)
-
-
-def _getitem(container: Any, key: Any) -> Any:
-    return container[key]
-
-
-def constant_tensor() -> torch.Tensor:
-    """Stands for a tensor made outside the traced module; its value is in the node's meta."""
-    raise RuntimeError("a constant of a trace cannot be replayed")
-
-
-@contextmanager
-def _quiet_get_attr() -> Iterator[None]:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return tuple(_map(function, v) for v in value)
-    if isinstance(value, list | tuple):
-        return type(value)(_map(function, v) for v in value)
-    if isinstance(value, dict):
-        return {k: _map(function, v) for k, v in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_map(function, v) for v in (value.start, value.stop, value.step)))
-    mapped = function(value)
-    if mapped is None or mapped is ... or isinstance(mapped, _NODE_VALUES):
-        return mapped
-    return f"<{type(mapped).__name__}>"  # fx nodes hold plain values only
+    def __init__(self, message: str, code: str = "AP101") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Session(TorchFunctionMode):
@@ -144,7 +52,7 @@ class Session(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack: list[_Frame] = []
+        self.stack: list[Frame] = []
         self.cache: dict[Any, list[ModuleTrace]] = {}
 
     def __torch_function__(
@@ -162,18 +70,21 @@ class Session(TorchFunctionMode):
             args[0].device.type == "meta"
         ):
             raise CannotAnswer(f"{name}() asks for the value of a tensor")
+        versions = versions_of(args, kwargs)
         result = func(*args, **kwargs)
+        written = changed_since(versions)
+        if name == "__set__":  # `x.data = y`: another storage, the version stays
+            written = [args[0]]
         if _has_tensor(result):
-            written = _writes(name, kwargs)
             self.stack[-1].record("call_function", func, args, kwargs, result, written)
-        elif _writes(name, kwargs):
-            self.stack[-1].record("call_function", func, args, kwargs, args[0], True)
+        elif written:
+            self.stack[-1].record("call_function", func, args, kwargs, args[0], written)
         return result
 
     def leaf_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `function` unobserved and record it as one node."""
         frame = self.stack[-1]
-        self.stack.append(_Frame(nn.Module()))
+        self.stack.append(Frame(nn.Module()))
         try:
             result = function(*args, **kwargs)
         finally:
@@ -189,9 +100,12 @@ class Session(TorchFunctionMode):
             return call(module, *args, **kwargs)
         trace = self.trace(module, args, kwargs, call)
         if trace.end is not None:
-            raise CannotAnswer(f"{type(module).__name__} ({path}): {trace.end.message}")
+            message = f"{type(module).__name__} ({path}): {trace.end.message}"
+            raise CannotAnswer(message, trace.end.code)
         result = pytree.tree_map_only(torch.Tensor, _fresh, trace.result)
-        frame.record("call_module", path, args, kwargs, result)
+        # A trace found again did not run: what it writes is known from when it was made.
+        written = [tensors_in(args, kwargs)[i] for i in trace.writes]
+        frame.record("call_module", path, args, kwargs, result, written)
         frame.children.append(ChildCall(path, trace))
         return result
 
@@ -206,20 +120,22 @@ class Session(TorchFunctionMode):
         return made
 
     def _record(self, module: nn.Module, args: Any, kwargs: Any, call: Any) -> ModuleTrace:
-        frame = _Frame(module)
+        frame = Frame(module)
         inputs = _bind_inputs(frame, module, args, kwargs)
         self.stack.append(frame)
         result, end = None, None
+        versions = versions_of(args, kwargs)
         try:
             with watch_reads(module) as reads:
                 result = call(module, *args, **kwargs)
         except CannotAnswer as reason:
-            end = TraceEnd("AP101", str(reason), running_where(reason))
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+            end = TraceEnd(reason.code, str(reason), running_where(reason))
+        except _RUN_ERRORS as error:
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             end = TraceEnd("AP102", message, running_where(error))
         finally:
             self.stack.pop()
+        changed = changed_since(versions)
         outputs = pytree.tree_leaves(result) if end is None else []
         returned = [frame.node_of(t) for t in outputs if isinstance(t, torch.Tensor)]
         frame.graph.output(tuple(returned))
@@ -234,6 +150,7 @@ class Session(TorchFunctionMode):
             end=end,
             assumed=tuple(frame.assumed),
             call=(tuple(args), dict(kwargs)),
+            writes=tuple(i for i, (t, _) in enumerate(versions) if any(t is w for w in changed)),
         )
 
 
@@ -259,15 +176,7 @@ def _has_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _writes(name: str, kwargs: dict[str, Any]) -> bool:
-    if name in ("__setitem__", "__set__") or kwargs.get("out") is not None:
-        return True
-    if name.startswith("__i") and name.endswith("__"):
-        return name not in ("__index__", "__int__", "__invert__")
-    return name.endswith("_") and not name.endswith("__")
-
-
-def _bind_inputs(frame: _Frame, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, ...]:
+def _bind_inputs(frame: Frame, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, ...]:
     """Placeholders for every tensor argument, named as in the signature."""
     signature = inspect.signature(inspect.unwrap(type(module).forward))
     try:

@@ -1,0 +1,81 @@
+"""The command `autoport`. One file per command; this one gathers them and shows their errors.
+
+Nothing of torch is imported before a command runs, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from neuron_autoport import __version__
+from neuron_autoport.cli.inspect import EPILOG, inspect_command
+from neuron_autoport.errors import AutoportError
+
+
+class Commands(TyperGroup):
+    """The group of all commands: an `AutoportError` becomes a message and its exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Any other exception is a fault of this program and keeps its traceback."""
+        try:
+            return super().invoke(ctx)
+        except AutoportError as error:
+            print_error(error)
+            raise typer.Exit(error.exit_code) from None
+
+
+def print_error(error: AutoportError) -> None:
+    """What is wrong, where, and what to do next, on stderr."""
+    console = Console(stderr=True, highlight=False)
+    console.print(Text.assemble(("error: ", "bold red"), error.what), soft_wrap=True)
+    for label, value in (("at", error.where), ("try", error.next_step)):
+        if value:
+            console.print(Text.assemble((f"  {label + ':':<5}", "dim"), value), soft_wrap=True)
+
+
+app = typer.Typer(
+    name="autoport",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="A first look: [bold]autoport inspect llama[/bold]",
+)
+app.command("inspect", epilog=EPILOG)(inspect_command)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"autoport {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Rewrite Hugging Face models so that they call the vLLM Neuron plugin's fused functions."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an ASCII terminal gets `?`, not an error
+            stream.reconfigure(errors="replace")
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""`autoport inspect MODEL`: what of a model runs in fused calls, what does not, and why."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neuron_autoport.errors import DemandNotMet, ProofFailed
+
+if TYPE_CHECKING:
+    from neuron_autoport.models.source import ModelSource
+    from neuron_autoport.pipeline import ProvedPort
+    from neuron_autoport.port import Port
+    from neuron_autoport.report.schema import Report
+    from neuron_autoport.rules.rule import Rule
+
+
+class TargetName(StrEnum):
+    """What limits are judged for."""
+
+    trn2 = "trn2"
+    trn3 = "trn3"
+    cpu = "cpu"
+
+
+EPILOG = """[bold]Examples[/bold]
+
+autoport inspect qwen3                     a model type, at its default configuration
+
+autoport inspect ./SmolLM2-135M --diff     how the source of a model in a folder changes
+
+autoport inspect llama --tp 8              limits of the target's kernels on 8 ranks
+
+autoport inspect llama --json | jq .coverage
+
+autoport inspect ./model --require-coverage 90 --strict     for CI
+"""
+
+
+def inspect_command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder with a config.json, a model type such as [bold]qwen3[/bold], or a hub id.",
+        ),
+    ],
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show how the source changes, instead of the report.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON, and nothing else.")
+    ] = False,
+    rules: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="A folder of rules of your own; one of a built-in's name replaces it. Repeatable.",
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    target: Annotated[
+        TargetName, typer.Option(help="Whose limits are judged.")
+    ] = TargetName.trn2,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Prove every rewrite and show the figures (slower).")
+    ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    require_coverage: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=100, metavar="PERCENT", help="Exit with 1 if less of the FLOPs is in sites."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if any rule was refused.")
+    ] = False,
+) -> None:
+    """Show what of MODEL runs in fused calls, what does not, and why.
+
+    No weights are read, and no network is used unless MODEL is a hub id.
+    """
+    if diff and as_json:
+        raise typer.BadParameter("choose one of --diff and --json")
+    started = time.perf_counter()
+    source, library = _load(model, rules or [], trust_remote_code)
+    port, proved = _plan(source, library, tp, prove)
+    report = _report(source, port, proved, target, tp, started)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        _print(source, port, report, diff)
+    _check(report, require_coverage, strict)
+
+
+def _load(
+    model: str, folders: list[Path], trust_remote_code: bool
+) -> tuple[ModelSource, tuple[Rule, ...]]:
+    from neuron_autoport.models.source import load_model_config
+    from neuron_autoport.rules.library import load_rules
+
+    library = load_rules(folders)
+    return load_model_config(model, trust_remote_code=trust_remote_code), library
+
+
+def _plan(
+    source: ModelSource, library: tuple[Rule, ...], tp: int, prove: bool
+) -> tuple[Port, ProvedPort | None]:
+    from neuron_autoport.pipeline import proved_port
+    from neuron_autoport.port import port_model
+
+    trust = source.trust_remote_code
+    if not prove:
+        return port_model(source.config, library, tp=tp, trust_remote_code=trust), None
+    proved = proved_port(source.config, library, trust_remote_code=trust)
+    return proved.port, proved
+
+
+def _report(
+    source: ModelSource,
+    port: Port,
+    proved: ProvedPort | None,
+    target: TargetName,
+    tp: int,
+    started: float,
+) -> Report:
+    from neuron_autoport.report.build import build_report
+    from neuron_autoport.report.schema import Target
+
+    seconds = {"prove": proved.seconds} if proved is not None else {}
+    seconds["total"] = time.perf_counter() - started
+    return build_report(
+        source, port, Target(name=target.value, tp=tp), proved=proved, seconds=seconds
+    )
+
+
+def _print(source: ModelSource, port: Port, report: Report, diff: bool) -> None:
+    from rich.console import Console
+
+    from neuron_autoport.report.diff import class_diffs, print_diffs
+    from neuron_autoport.report.terminal import print_header, print_report, print_summary
+
+    console = Console(highlight=False)
+    if not diff:
+        print_report(report, console)
+        return
+    print_header(report, console)
+    console.print()
+    print_diffs(class_diffs(port, source.folder), console)
+    print_summary(report, console)
+
+
+def _check(report: Report, require_coverage: float | None, strict: bool) -> None:
+    """The demands of the command line, the gravest first."""
+    name = report.model.name
+    if report.proof is not None and report.proof.dropped:
+        listed = ", ".join(f"{d.rule} in {d.class_name}" for d in report.proof.dropped)
+        step = f"autoport inspect {name} --diff shows these rewrites"
+        raise ProofFailed(f"These rewrites failed their proof and are left out: {listed}.", name, step)
+    found = report.coverage.flops.percent
+    if require_coverage is not None and found < require_coverage:
+        what = f"{found:.2f} % of the FLOPs is in sites, {require_coverage:g} % was demanded."
+        step = f"autoport inspect {name} lists what is left to torch"
+        raise DemandNotMet(what, name, step)
+    refused = [r for c in report.classes for r in c.refusals]
+    ended = [c for c in report.classes if c.end is not None]
+    if strict and (refused or ended):
+        rules = ", ".join(sorted({r.rule for r in refused}))
+        parts = [f"refused: {rules}"] if refused else []
+        parts += [f"not traced to the end: {c.name}" for c in ended]
+        step = f"autoport inspect {name} shows where and why"
+        raise DemandNotMet(f"--strict: {'; '.join(parts)}.", name, step)

@@ -1,0 +1,112 @@
+"""Tables of the terminal report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from neuron_autoport.report import schema as s
+from neuron_autoport.report.numbers import percent
+
+_MAX_OPERATIONS = 5
+
+
+def leftover_table(rows: list[s.Leftover], limit: int) -> Iterator[Padding]:
+    """What no rule claimed, the heaviest first; what exceeds `limit` rows is summed up."""
+    if not rows:
+        return
+    table = _table()
+    table.add_column("operation", overflow="fold")
+    table.add_column("in", overflow="fold")
+    table.add_column("FLOPs", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    shown = rows if len(rows) <= limit else rows[: limit - 1]
+    for row in shown:
+        where = f"{row.class_name} ×{row.calls}" if row.calls > 1 else row.class_name
+        table.add_row(
+            _what(row),
+            Text(where, style="cyan"),
+            percent(row.flops_share),
+            percent(row.bytes_share),
+        )
+    rest = rows[len(shown) :]
+    if rest:
+        flops, moved = sum(r.flops_share for r in rest), sum(r.bytes_share for r in rest)
+        table.add_row(f"{len(rest)} more", "", percent(flops), percent(moved), style="dim")
+    yield _indented(table)
+
+
+def _what(row: s.Leftover) -> Text:
+    """`lm_head (linear)`, `attention`, `apply_rotary_pos_emb: mul, add, cat`, `add (elementwise)`."""
+    if row.modules:
+        return Text.assemble(", ".join(row.modules), (f" ({row.kind})", "dim"))
+    if row.kind != "elementwise":
+        return Text(row.kind)
+    names = row.operations[:_MAX_OPERATIONS]
+    listed = ", ".join(names) + (", …" if len(row.operations) > len(names) else "")
+    if row.function is None:
+        return Text.assemble(listed, (f" ({row.kind})", "dim"))
+    return Text.assemble(row.function, (f": {listed}", "dim"))
+
+
+def limit_table(report: s.Report) -> Iterator[Padding]:
+    """Broken limits by call and class, with the numbers and the ranks from which they hold."""
+    rows: dict[tuple[str, str], dict[tuple[str, str, str], int]] = {}
+    for cls in report.classes:
+        for site in cls.sites:
+            for limit in site.limits:
+                ranks = str(limit.holds_from_tp) if limit.holds_from_tp else "never"
+                row = (limit.text, limit.figures, ranks)
+                found = rows.setdefault((site.call, cls.name), {})
+                found[row] = found.get(row, 0) + len(cls.paths)
+    if not rows:
+        return
+    table = _table()
+    table.add_column("limit", overflow="fold")
+    table.add_column("here", no_wrap=True)
+    table.add_column("holds from tp", justify="right", no_wrap=True)
+    for (call, name), limits in rows.items():
+        times = f" ×{max(limits.values())}" if max(limits.values()) > 1 else ""
+        table.add_row(Text.assemble((call, "yellow"), " in ", (name, "cyan"), times), "", "")
+        for text, figures, ranks in limits:
+            table.add_row(f"  {text}", figures, ranks)
+    yield _indented(table)
+
+
+def proof_table(proof: s.ProofInfo) -> Padding:
+    """Error of the original and of the rewritten class in both dtypes, and whether it passed."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
+    table.add_column("class", overflow="fold")
+    for dtype in ("fp32", "bf16"):
+        table.add_column(f"{dtype} original", justify="right", no_wrap=True)
+        table.add_column("rewritten", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for c in proof.classes:
+        table.add_row(c.class_name, *_cells(c.fp32), *_cells(c.bf16), _verdict(c.passed))
+        if c.error is not None:
+            table.add_row(Text(f"  {c.error}", style="red"))
+    if proof.logits is not None:
+        table.add_row("logits", *_cells(proof.logits), "", "", _verdict(proof.logits.passed))
+    return _indented(table)
+
+
+def _verdict(passed: bool) -> Text:
+    return Text("passed", style="green") if passed else Text("failed", style="red")
+
+
+def _cells(figures: s.Figures | None) -> tuple[str, str]:
+    if figures is None:
+        return "", ""
+    return f"{figures.original:.1e}", f"{figures.rewritten:.1e}"
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+
+
+def _indented(table: Table) -> Padding:
+    return Padding(table, (0, 0, 0, 2))

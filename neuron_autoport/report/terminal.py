@@ -1,0 +1,177 @@
+"""The report as text for a terminal: header, tree, what was refused, limits, leftovers, one summary line.
+
+Colours and box characters are rich's business: it leaves colours out when the output is no terminal or
+NO_COLOR is set. Only `Report` is read, so the same text can be drawn from the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from neuron_autoport.report import schema as s
+from neuron_autoport.report.numbers import count, percent, seconds
+from neuron_autoport.report.tables import leftover_table, limit_table, proof_table
+from neuron_autoport.report.tree import LIMIT_SIGN, module_tree
+
+_MAX_LEFTOVERS = 12
+
+
+def print_report(report: s.Report, console: Console) -> None:
+    """The whole report; sections that have nothing to say are left out."""
+    print_header(report, console)
+    console.print()
+    _print_trimmed(module_tree(report, console.width), console)
+    sections = (
+        ("Logits", _logits(report)),
+        ("Not traced to the end", _ends(report)),
+        ("Refused", _refusals(report, console.width)),
+        (_limit_title(report), limit_table(report)),
+        ("Left to torch", leftover_table(report.leftovers, _MAX_LEFTOVERS)),
+        ("Proof", _proof(report)),
+    )
+    for title, parts in sections:
+        shown = list(parts)
+        if shown:
+            console.print()
+            console.print(Text(title, style="bold"))
+        for part in shown:
+            _print_trimmed(part, console)
+    console.print()
+    print_summary(report, console)
+
+
+def _print_trimmed(part: RenderableType, console: Console) -> None:
+    """Print without the spaces that rich fills lines up with."""
+    with console.capture() as captured:
+        console.print(part)
+    text = "\n".join(line.rstrip() for line in captured.get().split("\n"))
+    console.file.write(text)
+
+
+def print_header(report: s.Report, console: Console) -> None:
+    """Two lines: the model, and how it was looked at."""
+    model, versions = report.model, report.versions
+    kind = "" if model.name == model.model_type else f" ({model.model_type})"
+    size = f"{count(model.parameters)} parameters"
+    console.print(
+        Text.assemble((model.name, "bold"), kind, " · ", model.architecture, " · ", size)
+    )
+    read = f"traced in {model.dtype} with transformers {versions.transformers}"
+    console.print(Text(f"{read}, {seconds(report.seconds)} s", style="dim"))
+
+
+def print_summary(report: s.Report, console: Console) -> None:
+    """One line: sites, share of FLOPs and of weight bytes."""
+    c = report.coverage
+    line = Text.assemble(
+        (f"fused {c.sites.part} of {c.sites.whole} sites", "bold"),
+        f" ({percent(c.sites.percent)}), {percent(c.flops.percent)} of FLOPs, "
+        f"{percent(c.weight_bytes.percent)} of weight bytes",
+        (f"  (per token, context {c.context})", "dim"),
+    )
+    if not c.traced:
+        line.append("; not all of the model was traced", style="red")
+    console.print(line)
+
+
+def _logits(report: s.Report) -> Iterator[RenderableType]:
+    """What stands between head and logits, if anything does."""
+    head = report.head
+    if head.unknown is not None:
+        yield Text(f"  not understood: {head.unknown}", style="red")
+        return
+    said = []
+    if head.scale not in (None, 1.0):
+        said.append(f"scale={head.scale:g}")
+    if head.soft_cap is not None:
+        said.append(f"soft_cap={head.soft_cap:g}")
+    if head.scale_after_cap not in (None, 1.0):
+        said.append(f"scale after the cap={head.scale_after_cap:g}")
+    if said:
+        yield Text(f"  {head.module}: " + "  ".join(said))
+
+
+def _ends(report: s.Report) -> Iterator[RenderableType]:
+    for cls in report.classes:
+        if cls.end is not None:
+            line = Text.assemble((cls.end.code, "red"), f"  {cls.name}: {cls.end.message}")
+            if cls.end.where:
+                line.append(f"  {cls.end.where}", style="cyan")
+            yield _indented(line, 2)
+
+
+def _refusals(report: s.Report, width: int) -> Iterator[RenderableType]:
+    """Each refusal once, however many plans of the class have it."""
+    instances: dict[tuple[str, str], int] = {}
+    first: dict[tuple[str, str], tuple[str, s.RefusalInfo]] = {}
+    for cls in report.classes:
+        for r in cls.refusals:
+            key = (cls.name, r.model_dump_json())
+            instances[key] = instances.get(key, 0) + len(cls.paths)
+            first.setdefault(key, (cls.name, r))
+    for key, (name, r) in first.items():
+        yield from _refusal(r, name, instances[key], width)
+
+
+def _refusal(
+    r: s.RefusalInfo, class_name: str, instances: int, width: int
+) -> Iterator[RenderableType]:
+    steps = "all of the pattern matched" if r.steps == "all" else f"{r.steps} steps matched"
+    times = f" ×{instances}" if instances > 1 else ""
+    yield _indented(
+        Text.assemble((r.code, "red"), "  ", (r.rule, "bold"), f" in {class_name}{times}"), 2
+    )
+    yield _indented(Text(r.message), 9)
+    yield _indented(Text(f"{r.meaning}; {steps}", style="dim"), 9)
+    if r.place is not None:
+        yield _indented(Text(str(r.place), style="cyan"), 9)
+        for line in caret_lines(r.place, width - 9):
+            yield _indented(line, 9)
+
+
+def caret_lines(place: s.Place, width: int) -> list[Text]:
+    """The source line without its indentation, and carets below the expression; both cut to `width`."""
+    text = place.source.replace("\t", " ")
+    indent = len(text) - len(text.lstrip())
+    text = text.rstrip()[indent:]
+    start, end = place.column - 1 - indent, place.end_column - 1 - indent
+    number = f"{place.line} │ "
+    room = max(width - len(number), 20)
+    if end > room:  # begin shortly before the expression
+        cut = max(0, min(start - 8, len(text) - room + 1))
+        text, start, end = "…" + text[cut:], start - cut + 1, end - cut + 1
+    if len(text) > room:
+        text = text[: room - 1] + "…"
+    carets = " " * start + "^" * max(1, min(end, room) - start)
+    margin = " " * (len(number) - 2) + "│ "
+    return [
+        Text.assemble((number, "dim"), text),
+        Text.assemble((margin, "dim"), (carets, "red")),
+    ]
+
+
+def _limit_title(report: s.Report) -> str:
+    target = report.target
+    return f"{LIMIT_SIGN} Limits of {target.name} that do not hold at tp {target.tp}: torch runs there"
+
+
+def _proof(report: s.Report) -> Iterator[RenderableType]:
+    proof = report.proof
+    if proof is None:
+        return
+    source = "read from the cache" if proof.from_cache else "made now"
+    yield _indented(Text(f"{proof.how}; {source}", style="dim"), 2)
+    yield proof_table(proof)
+    for d in proof.dropped:
+        line = Text.assemble(
+            (d.code, "red"), "  ", (d.rule, "bold"), f" in {d.class_name} dropped: {d.figures}"
+        )
+        yield _indented(line, 2)
+
+
+def _indented(text: Text, columns: int) -> Padding:
+    return Padding(text, (0, 0, 0, columns))

@@ -1,0 +1,215 @@
+"""What the trace cannot tell and the source text must: is a rewrite safe on paths that did not run?
+
+A trace sees one run. The source keeps its other branches, so the text is asked too: does code that stays
+still read a name that went, may a name be bound again in between, does a part run only sometimes, does
+a helper function give back the matched value itself?
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import libcst as cst
+
+from neuron_autoport.rewrite.names import bound_names, walk
+from neuron_autoport.rewrite.reasons import Refused
+from neuron_autoport.rewrite.source import Edits, ForwardSource
+from neuron_autoport.trace.ops import Op
+from neuron_autoport.trace.spans import Span
+
+# Expressions whose parts run only sometimes, or more than once.
+_SOMETIMES = (
+    cst.IfExp, cst.BooleanOperation, cst.Lambda, cst.ListComp, cst.SetComp, cst.DictComp,
+    cst.GeneratorExp,
+)  # fmt: skip
+_BINDERS = (
+    cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.Del, cst.AsName, cst.Call,
+)  # fmt: skip
+
+
+def check_conditional(
+    source: ForwardSource, interior: Iterable[Op], expressions: list[cst.BaseExpression]
+) -> None:
+    """Refuse (AP205) if an inner value is computed under a condition that its result is not under."""
+    above = [_sometimes_above(source, e) for e in expressions]
+    common = set.intersection(*above)
+    if common and len(set(expressions)) > 1:
+        raise Refused("AP205", "the results are computed inside a conditional expression")
+    for op in interior:
+        expression = source.expression_at(op.spans[0]) if op.spans else None
+        if expression is not None and _sometimes_above(source, expression) - common:
+            raise Refused("AP205", f"{op.label} is computed only sometimes", op.spans[0])
+
+
+def _sometimes_above(source: ForwardSource, node: cst.CSTNode) -> set[cst.CSTNode]:
+    found: set[cst.CSTNode] = set()
+    current = source.parents.get(node)
+    while current is not None and not isinstance(current, cst.BaseSmallStatement):
+        if isinstance(current, _SOMETIMES):
+            found.add(current)
+        current = source.parents.get(current)
+    return found
+
+
+def check_returned(op: Op) -> None:
+    """Refuse (AP208) if a helper function computes `op` but does not return just that.
+
+    The call in forward is replaced by the new value, so it must have that value.
+    """
+    for span in op.spans[1:]:
+        if (span.line, span.column, span.end_line, span.end_column) not in _returned(span.file):
+            raise Refused("AP208", f"{op.label} is not all that {span.function} returns", span)
+
+
+@lru_cache(maxsize=256)
+def _returned(file: str) -> frozenset[tuple[int, int, int, int]]:
+    """Positions of the values of all return statements of a file, in lines and UTF-8 columns."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return frozenset()
+    values = [n.value for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None]
+    return frozenset(
+        (v.lineno, v.col_offset, v.end_lineno or 0, v.end_col_offset or 0) for v in values
+    )
+
+
+def check_binding(
+    source: ForwardSource, name: str, begin: cst.CSTNode | None, end: cst.CSTNode, edits: Edits
+) -> None:
+    """Refuse (AP209) if code that stays binds `name`, or writes to it, between two statements.
+
+    Args:
+        begin: where the name was read; None for the start of the function. end: where it is read now.
+    """
+    low = source.range(begin)[:2] if begin is not None else (0, 0)
+    low, high = sorted((low, source.range(end)[:2]))
+    for node in source.nodes():
+        if not isinstance(node, _BINDERS) or not low <= source.range(node)[:2] < high:
+            continue
+        if name in bound_names(node) and source.statement_of(node) not in edits.removed:
+            raise Refused("AP209", f"`{name}` is bound again or written in between")
+
+
+def check_left_names(source: ForwardSource, edits: Edits, at: cst.CSTNode) -> None:
+    """Refuse if a name of a removed statement is still read (AP201) or bound in between (AP209).
+
+    Args:
+        at: the statement the new call stands in.
+    """
+    gone = edits.removed | set(edits.replaced)
+    parts = list(_parts(source.function.body))
+    for line in edits.removed:
+        for name in bound_names(line):
+            _check_left_name(source, name, line, at, parts, gone)
+
+
+def _check_left_name(
+    source: ForwardSource,
+    name: str,
+    line: cst.CSTNode,
+    at: cst.CSTNode,
+    parts: list[cst.CSTNode],
+    gone: set[cst.CSTNode],
+) -> None:
+    after, new = source.range(line)[:2], source.range(at)[:2]
+    for part in parts:
+        place = source.range(part)[:2]
+        if place <= after or part in gone:
+            continue
+        if name in _reads(source, part, gone):
+            raise Refused("AP201", f"`{name}` is also read by code that stays")
+        if name in bound_names(part):
+            if place < new:
+                raise Refused("AP209", f"`{name}` is bound again by code that did not run")
+            if source.block_of(part) is source.block_of(at):
+                return
+
+
+def _parts(body: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Simple statements, and the heads of compound ones, in the order of the text."""
+    for statement in body.children:
+        if isinstance(statement, cst.SimpleStatementLine | cst.BaseSmallStatement):
+            yield statement
+        elif isinstance(statement, cst.BaseSuite | cst.BaseCompoundStatement | cst.Else | cst.Finally
+                        | cst.ExceptHandler | cst.MatchCase):  # fmt: skip
+            yield from _parts(statement)
+        elif isinstance(statement, cst.BaseExpression | cst.WithItem | cst.AsName):
+            yield statement
+
+
+def _reads(source: ForwardSource, node: cst.CSTNode, gone: set[cst.CSTNode]) -> set[str]:
+    found = set()
+    for child in left(node, gone):
+        if not isinstance(child, cst.Name):
+            continue
+        parent = source.parents.get(child)
+        named = isinstance(parent, cst.Attribute) and parent.attr is child
+        keyword = isinstance(parent, cst.Arg) and parent.keyword is child
+        target = isinstance(parent, cst.AssignTarget) or _in_tuple_target(source, child)
+        if not (named or keyword or target):
+            found.add(child.value)
+    return found
+
+
+def _in_tuple_target(source: ForwardSource, node: cst.CSTNode) -> bool:
+    parent = source.parents.get(node)
+    while isinstance(parent, cst.Tuple | cst.List | cst.Element | cst.StarredElement):
+        parent = source.parents.get(parent)
+    return isinstance(parent, cst.AssignTarget)
+
+
+def check_modules(source: ForwardSource, edits: Edits, paths: set[str], others: list[Op]) -> None:
+    """Refuse (AP203) if code that stays uses a module whose weights moved.
+
+    Args:
+        paths: of those modules. others: operations that stay.
+    """
+    for op in others:
+        own = op.target in paths if op.name == "module" else False
+        if own or (op.name == "param" and any(f"{op.target}".startswith(f"{p}.") for p in paths)):
+            raise Refused("AP203", f"{op.target} is used again", op.spans[0] if op.spans else None)
+    gone = edits.removed | set(edits.replaced)
+    for node in left(source.function, gone):
+        if isinstance(node, cst.Attribute | cst.Subscript) and _path(source, node) in paths:
+            raise Refused("AP203", f"{source.code(node)} is named by code that stays")
+
+
+def _path(source: ForwardSource, node: cst.CSTNode) -> str:
+    """`self.experts[0].up` as the module path `experts.0.up`."""
+    text = source.code(node).removeprefix("self.")
+    return text.replace("[", ".").replace("]", "").replace("'", "").replace('"', "")
+
+
+def check_expression(source: ForwardSource, expression: cst.CSTNode, span: Span) -> None:
+    """Refuse what cannot be replaced as a whole: the target of `+=`, and `:=` or `await` inside."""
+    if isinstance(source.parents.get(expression), cst.AugAssign):
+        raise Refused("AP208", "an augmented assignment", span)
+    for node in walk(expression):
+        if isinstance(node, cst.NamedExpr | cst.Await | cst.Yield):
+            raise Refused("AP202", f"it also contains `{source.code(node)}`", span)
+
+
+def droppable(line: cst.SimpleStatementLine) -> bool:
+    """May the statement go with its value? Only a lone assignment to plain names."""
+    if len(line.body) != 1:
+        return False
+    statement = line.body[0]
+    if isinstance(statement, cst.AnnAssign):
+        return isinstance(statement.target, cst.Name)
+    if not isinstance(statement, cst.Assign):
+        return False
+    parts = [n for t in statement.targets for n in walk(t.target)]
+    return not any(isinstance(n, cst.Attribute | cst.Subscript) for n in parts)
+
+
+def left(node: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    """`node` and all below it but what is in `gone`."""
+    if node in gone:
+        return
+    yield node
+    for child in node.children:
+        yield from left(child, gone)

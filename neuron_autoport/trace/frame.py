@@ -1,0 +1,133 @@
+"""The recording of one forward: a torch.fx graph that grows while the forward runs."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from neuron_autoport.trace.module_trace import ChildCall
+from neuron_autoport.trace.spans import running_spans
+
+_NODE_VALUES = (fx.Node, str, int, float, bool, complex, torch.dtype, torch.device, torch.Size)
+
+
+def forward_code(module: nn.Module) -> Any:
+    """Code object of the function as written in the class, decorators taken off."""
+    function = inspect.unwrap(type(module).forward)
+    return getattr(function, "__code__", None)
+
+
+class Frame:
+    """The recording of one module's forward."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.code = forward_code(root)
+        self.graph = fx.Graph()
+        self.nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
+        self.children: list[ChildCall] = []
+        self.paths = {id(m): name for name, m in root.named_modules() if name}
+        self.states: dict[int, str] = {}
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            self.states.setdefault(id(tensor), name)
+        self.assumed: list[str] = []
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """The node that made `tensor`; states of the module and foreign tensors get one here."""
+        known = self.nodes.get(id(tensor))
+        if known is not None:
+            return known[0]
+        if id(tensor) in self.states:
+            with _quiet_get_attr():
+                node = self.graph.get_attr(self.states[id(tensor)])
+        else:
+            node = self.graph.create_node("call_function", constant_tensor, (), {})
+        self.bind(node, tensor)
+        return node
+
+    def bind(self, node: fx.Node, tensor: torch.Tensor) -> None:
+        node.meta["val"] = tensor
+        self.nodes[id(tensor)] = (node, tensor)
+
+    def record(
+        self, op: str, target: Any, args: Any, kwargs: Any, result: Any, written: Any = ()
+    ) -> None:
+        """Add a node for a call already made and bind its result's tensors to it.
+
+        Args:
+            written: tensors whose data the call changed.
+        """
+        to_nodes = lambda v: self.node_of(v) if isinstance(v, torch.Tensor) else v  # noqa: E731
+        args, kwargs = (_map(to_nodes, a) for a in (args, kwargs))
+        before = tuple(self.node_of(t) for t in written)
+        node = self.graph.create_node(op, target, tuple(args), dict(kwargs))
+        node.meta["spans"] = running_spans(self.code)
+        node.meta.update(inplace=bool(before), written=before)
+        if isinstance(result, torch.Tensor):
+            self.bind(node, result)
+        else:
+            node.meta["val"] = result
+            self._bind_parts(node, result)
+        for tensor, old in zip(written, before, strict=True):
+            if self.nodes[id(tensor)][0] is old:  # later reads are of another value
+                after = self.graph.call_function(after_write, (old, node))
+                after.meta.update(spans=node.meta["spans"], inplace=False)
+                self.bind(after, tensor)
+
+    def _bind_parts(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, dict):
+            items: list[tuple[Any, Any]] = list(result.items())
+        elif isinstance(result, list | tuple):
+            items = list(enumerate(result))
+        else:
+            return
+        for key, part in items:
+            if isinstance(part, torch.Tensor | list | tuple | dict):
+                child = self.graph.call_function(_getitem, (node, key))
+                child.meta.update(spans=node.meta["spans"], inplace=False, val=part)
+                if isinstance(part, torch.Tensor):
+                    self.bind(child, part)
+                else:
+                    self._bind_parts(child, part)
+
+
+def _getitem(container: Any, key: Any) -> Any:
+    return container[key]
+
+
+def after_write(written: Any, call: Any) -> Any:
+    """The value `written` has once `call` has changed its data."""
+    return written
+
+
+def constant_tensor() -> torch.Tensor:
+    """Stands for a tensor made outside the traced module; its value is in the node's meta."""
+    raise RuntimeError("a constant of a trace cannot be replayed")
+
+
+@contextmanager
+def _quiet_get_attr() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return tuple(_map(function, v) for v in value)
+    if isinstance(value, list | tuple):
+        return type(value)(_map(function, v) for v in value)
+    if isinstance(value, dict):
+        return {k: _map(function, v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_map(function, v) for v in (value.start, value.stop, value.step)))
+    mapped = function(value)
+    if mapped is None or mapped is ... or isinstance(mapped, _NODE_VALUES):
+        return mapped
+    return f"<{type(mapped).__name__}>"  # fx nodes hold plain values only
