@@ -26,7 +26,7 @@ from neuron_autoport.prove.compare import Comparison
 from neuron_autoport.prove.model import Dropped, Proof, Prover
 from neuron_autoport.prove.modules import ModuleProof
 from neuron_autoport.rewrite.emit import Generated, generate
-from neuron_autoport.rules.library import load_rules, rules_digest
+from neuron_autoport.rules.library import load_rules, rules_digest, user_folders
 from neuron_autoport.rules.rule import Rule
 
 
@@ -51,13 +51,13 @@ def proved_port(
 
     Args:
         source: the model, or its configuration; not changed.
-        rules: the library; None for the built-in.
+        rules: the library; None for the built-in and those of `AUTOPORT_RULES`.
 
     Raises:
         ModelError: the model cannot be built from its configuration.
     """
     started = time.perf_counter()
-    library = tuple(rules) if rules is not None else load_rules()
+    library = tuple(rules) if rules is not None else load_rules(user_folders())
     port = port_model(source, library)
     title = f"{type(port.model).__name__} of transformers {transformers.__version__}"
     made = generate(port.plans, title)

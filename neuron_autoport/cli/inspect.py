@@ -29,15 +29,15 @@ class TargetName(StrEnum):
 
 EPILOG = """[bold]Examples[/bold]
 
-autoport inspect qwen3                     a model type, at its default configuration
+[cyan]autoport inspect qwen3[/cyan]: a model type, at its default configuration
 
-autoport inspect ./SmolLM2-135M --diff     how the source of a model in a folder changes
+[cyan]autoport inspect ./SmolLM2-135M --diff[/cyan]: how the source changes
 
-autoport inspect llama --tp 8              limits of the target's kernels on 8 ranks
+[cyan]autoport inspect llama --tp 8[/cyan]: limits of the kernels on 8 ranks
 
-autoport inspect llama --json | jq .coverage
+[cyan]autoport inspect llama --json | jq .coverage[/cyan]: for other programs
 
-autoport inspect ./model --require-coverage 90 --strict     for CI
+[cyan]autoport inspect DIR --strict --require-coverage 90[/cyan]: for CI
 """
 
 
@@ -115,10 +115,9 @@ def _plan(
     from neuron_autoport.pipeline import proved_port
     from neuron_autoport.port import port_model
 
-    trust = source.trust_remote_code
     if not prove:
-        return port_model(source.config, library, tp=tp, trust_remote_code=trust), None
-    proved = proved_port(source.config, library, trust_remote_code=trust)
+        return port_model(source, library, tp=tp), None
+    proved = proved_port(source, library)
     return proved.port, proved
 
 
@@ -159,10 +158,11 @@ def _print(source: ModelSource, port: Port, report: Report, diff: bool) -> None:
 def _check(report: Report, require_coverage: float | None, strict: bool) -> None:
     """The demands of the command line, the gravest first."""
     name = report.model.name
-    if report.proof is not None and report.proof.dropped:
-        listed = ", ".join(f"{d.rule} in {d.class_name}" for d in report.proof.dropped)
-        step = f"autoport inspect {name} --diff shows these rewrites"
-        raise ProofFailed(f"These rewrites failed their proof and are left out: {listed}.", name, step)
+    dropped = [f"{rule} in {c.name}" for c in report.classes for rule in c.dropped]
+    if dropped:
+        listed = ", ".join(dict.fromkeys(dropped))
+        step = f"autoport inspect {name} --diff shows the rewrites"
+        raise ProofFailed(f"Rewrites that failed their proof are left out: {listed}.", name, step)
     found = report.coverage.flops.percent
     if require_coverage is not None and found < require_coverage:
         what = f"{found:.2f} % of the FLOPs is in sites, {require_coverage:g} % was demanded."

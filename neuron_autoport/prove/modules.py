@@ -14,6 +14,11 @@ from neuron_autoport.prove.compare import Comparison, compare
 from neuron_autoport.rewrite.install import install
 from neuron_autoport.rewrite.plan import ClassPlan
 
+# What a wrong rewrite may raise when it runs: each is a proof that failed, not a fault of ours.
+RUN_ERRORS = (
+    RuntimeError, TypeError, ValueError, AttributeError, NameError, LookupError, ArithmeticError,
+    AssertionError, ImportError,
+)  # fmt: skip
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -57,7 +62,7 @@ def prove_module(
         install(new, plan, rewritten)
         fp32 = _compare_in(module, new, [*calls, *(_small(c) for c in calls)], torch.float32)
         bf16 = _compare_in(module, new, calls, torch.bfloat16)
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+    except RUN_ERRORS as error:
         return ModuleProof(path, name, None, None, f"{type(error).__name__}: {error}")
     return ModuleProof(path, name, fp32, bf16)
 

@@ -69,8 +69,9 @@ class _Editor:
         column = self.source.range(first)[1] - self.source.range(self.source.function)[1]
         text = replacement_text(self.rule, self.match, self.weights, texts, column)
         self.place(edits, expressions, first, text)
-        safety.check_left_names(self.source, edits, first)
+        lines = set(edits.removed)
         drop_dead(self.source, edits)
+        safety.check_left_names(self.source, edits, lines, first)
         paths = {v.path for v in self.match.values.values() if isinstance(v, ModuleRef)}
         others = [op for op in self.graph.ops if op not in self.interior]
         safety.check_modules(self.source, edits, paths, others)

@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import libcst as cst
 from torch import nn
 
 from neuron_autoport.cache import cache_folder
@@ -39,26 +41,31 @@ def generate(plans: Iterable[ClassPlan], title: str) -> Generated:
     Args:
         title: what they were made from; stands in the file's first line.
     """
-    named: dict[ClassPlan, str] = {}
-    bodies: dict[tuple[type, str], str] = {}
+    changed = [(p, new) for p in plans if (new := p.new_source()) is not None]
+    names: dict[tuple[type, str], str] = {}
+    for plan, new in changed:
+        cls = plan.trace.module_class
+        if (cls, new) not in names:
+            names[cls, new] = _free_name(cls.__name__, set(names.values()))
+    named = {p: names[p.trace.module_class, new] for p, new in changed}
+    alias = _aliases({c.__module__ for c, _ in names})
+    taken: dict[str, Any] = dict.fromkeys(names.values())  # what each name of the file means
     blocks: list[str] = []
     needed: dict[str, set[str]] = {}
-    for plan in plans:
-        new = plan.new_source()
-        if new is None:
-            continue
-        cls = plan.trace.module_class
-        if (cls, new) not in bodies:
-            name = _free_name(cls.__name__, set(bodies.values()))
-            bodies[cls, new] = name
-            blocks.append(_class_block(name, cls, new))
-            module = plan.trace.forward.__module__
-            needed.setdefault(module, set()).update(_globals_read(new, plan))
-        named[plan] = bodies[cls, new]
-    text = _file_text(title, needed, blocks, {c.__module__ for c, _ in bodies})
-    module = _load(text)
+    for plan, new in {named[p]: (p, new) for p, new in changed}.values():
+        cls, module = plan.trace.module_class, plan.trace.forward.__module__
+        space, own = plan.trace.forward.__globals__, _globals_read(new, plan)
+        clash = {n for n in own if taken.setdefault(n, space[n]) is not space[n]}
+        if clash:
+            alias.setdefault(module, _alias(module, set(alias.values())))
+            new = _qualified(new, {n: f"{alias[module]}.{n}" for n in clash})
+        blocks.append(_class_block(named[plan], f"{alias[cls.__module__]}.{cls.__qualname__}", new))
+        needed.setdefault(module, set()).update(own - clash)
+    used = {m: a for m, a in alias.items() if any(f"{a}." in b for b in blocks)}
+    text = _file_text(title, needed, blocks, used)
+    made = _load(text)
     return Generated(
-        Path(module.__file__ or ""), text, {p: getattr(module, n) for p, n in named.items()}
+        Path(made.__file__ or ""), text, {p: getattr(made, n) for p, n in named.items()}
     )
 
 
@@ -69,13 +76,40 @@ def _free_name(name: str, taken: set[str]) -> str:
     return free
 
 
-def _alias(module: str) -> str:
-    return "upstream_" + module.rpartition(".")[2]
+def _aliases(modules: set[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for module in sorted(modules):
+        found[module] = _alias(module, set(found.values()))
+    return found
 
 
-def _class_block(name: str, cls: type, forward: str) -> str:
-    docstring = f'    """`{cls.__name__}` with a rewritten forward."""\n\n'
-    base = f"{_alias(cls.__module__)}.{cls.__qualname__}"
+def _alias(module: str, taken: set[str]) -> str:
+    return _free_name("upstream_" + module.rpartition(".")[2], taken)
+
+
+def _qualified(source: str, names: dict[str, str]) -> str:
+    """`source` with global names that mean something else in the file written in full."""
+    return cst.parse_module(source).visit(_Qualify(names)).code
+
+
+class _Qualify(cst.CSTTransformer):
+    def __init__(self, names: dict[str, str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def leave_Attribute(self, original_node: Any, updated_node: Any) -> Any:
+        return updated_node.with_changes(attr=original_node.attr)
+
+    def leave_Arg(self, original_node: Any, updated_node: Any) -> Any:
+        return updated_node.with_changes(keyword=original_node.keyword)
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
+        full = self.names.get(original_node.value)
+        return cst.parse_expression(full) if full else updated_node
+
+
+def _class_block(name: str, base: str, forward: str) -> str:
+    docstring = f'    """`{base.rpartition(".")[2]}` with a rewritten forward."""\n\n'
     return f"class {name}({base}):\n{docstring}{textwrap.indent(forward.strip(), '    ')}\n"
 
 
@@ -86,14 +120,14 @@ def _globals_read(source: str, plan: ClassPlan) -> set[str]:
 
 
 def _file_text(
-    title: str, needed: dict[str, set[str]], blocks: list[str], sources: set[str]
+    title: str, needed: dict[str, set[str]], blocks: list[str], sources: dict[str, str]
 ) -> str:
     lines = [
         f'"""{title}, rewritten by neuron-autoport.\n',
         "Each class is the original with another forward; rewritten places are marked `# autoport: RULE`.",
         '"""\n',
         "from __future__ import annotations\n",
-        *(f"import {m} as {_alias(m)}" for m in sorted(sources)),
+        *(f"import {m} as {a}" for m, a in sorted(sources.items())),
         "from neuron_autoport import kernels as NK",
         "from neuron_autoport import nf as NF",
     ]

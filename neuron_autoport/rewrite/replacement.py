@@ -91,7 +91,7 @@ def layout(text: str, indent: int = 4) -> str:
     inner = [ast.unparse(a) for a in call.args]
     inner += [f"{k.arg}={ast.unparse(k.value)}" for k in call.keywords]
     flat = ast.unparse(call)
-    margin = " " * indent
-    body = "".join(f"{margin}    {item},\n" for item in inner)
-    spread = f"{ast.unparse(call.func)}(\n{body}{margin})"
+    # libcst adds the indentation of the block the text is put in.
+    body = "".join(f"    {item},\n" for item in inner)
+    spread = f"{ast.unparse(call.func)}(\n{body})"
     return ast.unparse(tree).replace(flat, spread, 1)

@@ -94,15 +94,17 @@ def check_binding(
             raise Refused("AP209", f"`{name}` is bound again or written in between")
 
 
-def check_left_names(source: ForwardSource, edits: Edits, at: cst.CSTNode) -> None:
+def check_left_names(
+    source: ForwardSource, edits: Edits, lines: set[cst.CSTNode], at: cst.CSTNode
+) -> None:
     """Refuse if a name of a removed statement is still read (AP201) or bound in between (AP209).
 
     Args:
-        at: the statement the new call stands in.
+        lines: removed for the values they held. at: the statement the new call stands in.
     """
     gone = edits.removed | set(edits.replaced)
     parts = list(_parts(source.function.body))
-    for line in edits.removed:
+    for line in lines:
         for name in bound_names(line):
             _check_left_name(source, name, line, at, parts, gone)
 

@@ -68,7 +68,7 @@ class ForwardSource:
         self.tree = wrapper.module
         self.positions = wrapper.resolve(PositionProvider)
         self.parents = wrapper.resolve(ParentNodeProvider)
-        self.text_lines = self.tree.code.splitlines()
+        self.text_lines = self.tree.code.split("\n")  # a form feed ends no line
         self.function = next(n for n in self.nodes() if isinstance(n, cst.FunctionDef))
         self.expressions = {
             self.range(n): n for n in self.nodes() if isinstance(n, cst.BaseExpression)
@@ -124,7 +124,12 @@ class ForwardSource:
 
     def apply(self, edits: Edits) -> str:
         """The function's new source text, with the indentation it has in its file."""
-        changed = self.tree.visit(_Apply(edits))
+        kept: dict[cst.CSTNode, list[str]] = {}
+        for expression in edits.replaced:
+            statement = self.statement_of(expression)
+            if statement is not None:
+                kept.setdefault(statement, []).extend(_comments(expression))
+        changed = self.tree.visit(_Apply(edits, kept))
         function = next(n for n in _walk(changed) if isinstance(n, cst.FunctionDef))
         if function is changed.body[0]:
             return changed.code
@@ -143,27 +148,46 @@ def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         yield from _walk(child)
 
 
-def _comment(rule: str) -> cst.EmptyLine:
-    return cst.EmptyLine(comment=cst.Comment(f"# autoport: {rule}"))
+def _comment(text: str) -> cst.EmptyLine:
+    return cst.EmptyLine(comment=cst.Comment(text))
+
+
+def _comments(node: cst.CSTNode) -> list[str]:
+    """All comments of a node and below it."""
+    return [n.value for n in _walk(node) if isinstance(n, cst.Comment)]
+
+
+def _expression(text: str) -> cst.BaseExpression:
+    """`text` parsed; in parentheses unless it binds tighter than any operator around it."""
+    made = cst.parse_expression(text)
+    if isinstance(made, cst.Call | cst.Name | cst.Attribute | cst.Subscript):
+        return made
+    return made.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
 class _Apply(cst.CSTTransformer):
-    """One pass over the function: replace expressions, put statements in, take dead ones out."""
+    """One pass over the function: replace expressions, put statements in, take dead ones out.
 
-    def __init__(self, edits: Edits) -> None:
+    Args:
+        kept: comments that stood inside replaced expressions, by statement.
+    """
+
+    def __init__(self, edits: Edits, kept: dict[cst.CSTNode, list[str]]) -> None:
         super().__init__()
-        self.edits = edits
-        self.dropped: set[cst.CSTNode] = set()
+        self.edits, self.kept = edits, kept
+        self.dropped: dict[cst.CSTNode, list[str]] = {}  # with the comments that were on them
 
     def on_leave(self, original: Any, updated: Any) -> Any:
         updated = super().on_leave(original, updated)
         if original in self.edits.replaced:
-            return cst.parse_expression(self.edits.replaced[original])
+            return _expression(self.edits.replaced[original])
         if original in self.edits.removed:
-            self.dropped.add(updated)
+            self.dropped[updated] = _comments(original)
             return updated
-        if rules := self.edits.comments.get(original):
-            lead = [*updated.leading_lines, *(_comment(r) for r in rules)]
+        notes = [*self.kept.get(original, ())]
+        notes += [f"# autoport: {rule}" for rule in self.edits.comments.get(original, ())]
+        if notes:
+            lead = [*updated.leading_lines, *(_comment(n) for n in notes)]
             updated = updated.with_changes(leading_lines=lead)
         if before := self.edits.inserted.get(original):
             new = [cst.ensure_type(cst.parse_statement(t), cst.SimpleStatementLine) for t in before]
@@ -172,12 +196,12 @@ class _Apply(cst.CSTTransformer):
         return updated
 
     def leave_IndentedBlock(self, original_node: Any, updated_node: Any) -> Any:
-        """Take dropped statements out; comments above them stay, above what follows."""
+        """Take dropped statements out; their comments stay, above what follows."""
         body: list[Any] = []
         waiting: list[cst.EmptyLine] = []
         for statement in updated_node.body:
             if statement in self.dropped:
-                waiting += [line for line in statement.leading_lines if line.comment]
+                waiting += [_comment(text) for text in self.dropped[statement]]
                 continue
             if waiting or not body:
                 own = list(statement.leading_lines)

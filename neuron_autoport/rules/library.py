@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,15 @@ def builtin_folder() -> Path:
 @lru_cache(maxsize=8)
 def _load_folder(folder: Path) -> tuple[Rule, ...]:
     return tuple(load_rule(path) for path in sorted(folder.rglob("*.yaml")))
+
+
+def user_folders() -> tuple[Path, ...]:
+    """Rule folders of the environment variable `AUTOPORT_RULES`, separated as in `PATH`.
+
+    The way for processes that take no `--rules` option, such as `vllm serve`.
+    """
+    listed = os.environ.get("AUTOPORT_RULES", "")
+    return tuple(Path(part) for part in listed.split(os.pathsep) if part)
 
 
 def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
