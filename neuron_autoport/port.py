@@ -79,9 +79,14 @@ def port_model(
     """
     rules = tuple(rules)
     started = time.perf_counter()
-    model = _build(source)
+    model = _build(source, TRACE_ATTENTION)
     built = time.perf_counter()
     trace = trace_model(model, (), example_inputs())
+    if trace.end is not None:  # its own attention may want the mask it was not given
+        other = _build(source, "eager")
+        again = trace_model(other, (), example_inputs())
+        if again.end is None:
+            model, trace = other, again
     traced = time.perf_counter()
     port = plan_trace(model, trace, rules, tp=tp, without=without)
     planned = time.perf_counter()
@@ -89,13 +94,13 @@ def port_model(
     return replace(port, seconds=seconds)
 
 
-def _build(source: ModelSource | PretrainedConfig) -> nn.Module:
-    """The meta model, its attention a leaf where it goes through the attention interface.
+def _build(source: ModelSource | PretrainedConfig, attention: str) -> nn.Module:
+    """The meta model; with `TRACE_ATTENTION` the attention interface is one leaf.
 
     Built in bfloat16, which shows every cast: in float32 a cast to float32 would leave no node.
     """
     try:
-        return meta_model(source, attn_implementation=TRACE_ATTENTION)
+        return meta_model(source, attn_implementation=attention)
     except ModelError:  # chooses its attention class by name: traced as written
         return meta_model(source, attn_implementation="eager")
 

@@ -74,5 +74,7 @@ def _compare_one(
         (torch.where(finite, v.double(), exact) - exact).square().mean().sqrt().item() / scale
         for v in (original, rewritten)
     ]
+    if truth is original:  # nothing more exact was to be had: both err alike, so allow for two
+        floor = 8 * floor
     passed = errors[1] <= max(limit * errors[0], floor)
     return Comparison(errors[0], errors[1], True, passed)

@@ -77,9 +77,12 @@ def _compare_in(
     worst: Comparison | None = None
     for call in calls:
         rounded = _to(call, dtype)
-        found = compare(
-            run(truth, _to(rounded, higher)), run(old, rounded), run(new, rounded), dtype
-        )
+        original, rewritten = run(old, rounded), run(new, rounded)
+        try:
+            exact = run(truth, _to(rounded, higher))
+        except RUN_ERRORS:  # code that is written for one dtype: the original itself is the truth
+            exact = original
+        found = compare(exact, original, rewritten, dtype)
         if worst is None or not found.passed or (worst.passed and found.ratio > worst.ratio):
             worst = found
         if not found.passed:

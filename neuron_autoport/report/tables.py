@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -78,19 +77,18 @@ def limit_table(report: s.Report) -> Iterator[Padding]:
 
 
 def proof_table(proof: s.ProofInfo) -> Padding:
-    """Error of the original and of the rewritten class in both dtypes, and whether it passed."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
-    table.add_column("class", overflow="fold")
+    """Error of the rewritten class and the original's own, in both dtypes, and whether it passed."""
+    table = _table()
+    table.add_column("rewritten / original error", overflow="fold")
     for dtype in ("fp32", "bf16"):
-        table.add_column(f"{dtype} original", justify="right", no_wrap=True)
-        table.add_column("rewritten", justify="right", no_wrap=True)
+        table.add_column(dtype, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for c in proof.classes:
-        table.add_row(c.class_name, *_cells(c.fp32), *_cells(c.bf16), _verdict(c.passed))
+        table.add_row(c.class_name, _cell(c.fp32), _cell(c.bf16), _verdict(c.passed))
         if c.error is not None:
             table.add_row(Text(f"  {c.error}", style="red"))
     if proof.logits is not None:
-        table.add_row("logits", *_cells(proof.logits), "", "", _verdict(proof.logits.passed))
+        table.add_row("logits", _cell(proof.logits), "", _verdict(proof.logits.passed))
     return _indented(table)
 
 
@@ -98,10 +96,8 @@ def _verdict(passed: bool) -> Text:
     return Text("passed", style="green") if passed else Text("failed", style="red")
 
 
-def _cells(figures: s.Figures | None) -> tuple[str, str]:
-    if figures is None:
-        return "", ""
-    return f"{figures.original:.1e}", f"{figures.rewritten:.1e}"
+def _cell(figures: s.Figures | None) -> str:
+    return f"{figures.rewritten:.1e} / {figures.original:.1e}" if figures is not None else ""
 
 
 def _table() -> Table:

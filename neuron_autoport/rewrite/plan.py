@@ -6,6 +6,7 @@ sites win over smaller ones they overlap. What did not become a site leaves a `R
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -169,7 +170,15 @@ def _check_require(rule: Rule, match: Match) -> None:
 
 def _broken_limits(rule: Rule, match: Match, tp: int) -> tuple[str, ...]:
     names = _facts(match) | {"tp": tp}
-    return tuple(text for text, tree in rule.neuron if not evaluate(tree, names))
+    return tuple(text for text, tree in rule.neuron if not _holds(tree, names))
+
+
+def _holds(tree: ast.Expression, names: dict[str, Any]) -> bool:
+    """A limit that cannot be worked out for these sizes does not hold."""
+    try:
+        return bool(evaluate(tree, names))
+    except ExpressionError:
+        return False
 
 
 @dataclass(frozen=True)

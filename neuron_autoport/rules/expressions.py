@@ -11,6 +11,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from neuron_autoport.rules.places import character
+
 _BINARY = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -36,6 +38,9 @@ _ALLOWED = (
 )  # fmt: skip
 
 
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
 class ExpressionError(Exception):
     """The text is not an expression of this language; `column` counts from 1."""
 
@@ -50,23 +55,39 @@ def parse_expression(text: str) -> ast.Expression:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
         raise ExpressionError(f"not an expression: {error.msg}", error.offset or 1) from None
-    for node in ast.walk(tree):
-        if not isinstance(node, _ALLOWED):
-            kind = type(node).__name__
-            raise ExpressionError(f"{kind} is not allowed here", getattr(node, "col_offset", 0) + 1)
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
-            raise ExpressionError(f"attribute {node.attr} is not allowed", node.col_offset + 1)
+    _check(tree, 0, text)
     return tree
+
+
+def _check(node: ast.AST, byte: int, text: str) -> None:
+    byte = getattr(node, "col_offset", byte)  # an operator has no place: that of its operation
+    column = character(text, getattr(node, "lineno", 1), byte)
+    if not isinstance(node, _ALLOWED):
+        raise ExpressionError(f"{type(node).__name__} is not allowed here", column)
+    if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+        raise ExpressionError(f"attribute {node.attr} is not allowed", column)
+    if isinstance(node, ast.Constant) and not isinstance(node.value, _CONSTANTS):
+        raise ExpressionError(f"{node.value!r} is not allowed here", column)
+    for child in ast.iter_child_nodes(node):
+        _check(child, byte, text)
 
 
 def evaluate(tree: ast.AST, names: Mapping[str, Any]) -> Any:
     """The value of a parsed expression.
 
     Raises:
-        ExpressionError: a name is not known or an attribute is not there.
+        ExpressionError: a name is not known, an attribute is not there, or the values do not fit the
+        operation (a comparison with None, a division by zero, an index beyond the end).
     """
+    try:
+        return _value(tree, names)
+    except (TypeError, ArithmeticError, LookupError) as error:
+        raise ExpressionError(f"{ast.unparse(tree)}: {error}") from None
+
+
+def _value(tree: ast.AST, names: Mapping[str, Any]) -> Any:
     if isinstance(tree, ast.Expression):
-        return evaluate(tree.body, names)
+        return _value(tree.body, names)
     if isinstance(tree, ast.Constant):
         return tree.value
     if isinstance(tree, ast.Name):
@@ -74,14 +95,16 @@ def evaluate(tree: ast.AST, names: Mapping[str, Any]) -> Any:
             raise ExpressionError(f"unknown name `{tree.id}`", tree.col_offset + 1)
         return names[tree.id]
     if isinstance(tree, ast.Attribute):
-        return _attribute(tree, evaluate(tree.value, names))
+        return _attribute(tree, _value(tree.value, names))
     if isinstance(tree, ast.Subscript):
-        return evaluate(tree.value, names)[evaluate(tree.slice, names)]
+        return _value(tree.value, names)[_value(tree.slice, names)]
     if isinstance(tree, ast.BinOp):
-        left, right = evaluate(tree.left, names), evaluate(tree.right, names)
-        return _BINARY[type(tree.op)](left, right)  # type: ignore[index]
+        left, right = _value(tree.left, names), _value(tree.right, names)
+        if isinstance(left, str) or isinstance(right, str):
+            raise TypeError("text takes no arithmetic")
+        return _BINARY[type(tree.op)](left, right)
     if isinstance(tree, ast.UnaryOp):
-        value = evaluate(tree.operand, names)
+        value = _value(tree.operand, names)
         return not value if isinstance(tree.op, ast.Not) else -value
     if isinstance(tree, ast.BoolOp):
         return _bool(tree, names)
@@ -100,17 +123,17 @@ def _bool(tree: ast.BoolOp, names: Mapping[str, Any]) -> Any:
     wanted = isinstance(tree.op, ast.Or)
     value: Any = not wanted
     for part in tree.values:
-        value = evaluate(part, names)
+        value = _value(part, names)
         if bool(value) is wanted:
             return value
     return value
 
 
 def _compare(tree: ast.Compare, names: Mapping[str, Any]) -> bool:
-    left = evaluate(tree.left, names)
+    left = _value(tree.left, names)
     for op, part in zip(tree.ops, tree.comparators, strict=True):
-        right = evaluate(part, names)
-        if not _COMPARE[type(op)](left, right):  # type: ignore[index]
+        right = _value(part, names)
+        if not _COMPARE[type(op)](left, right):
             return False
         left = right
     return True

@@ -20,9 +20,14 @@ def builtin_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "patterns"
 
 
-@lru_cache(maxsize=8)
 def _load_folder(folder: Path) -> tuple[Rule, ...]:
-    return tuple(load_rule(path) for path in sorted(folder.rglob("*.yaml")))
+    return tuple(_load(p, p.read_bytes()) for p in sorted(folder.rglob("*.yaml")))
+
+
+@lru_cache(maxsize=512)
+def _load(path: Path, content: bytes) -> Rule:
+    """Read once for each content: an edited file is read anew."""
+    return load_rule(path, content)
 
 
 def user_folders() -> tuple[Path, ...]:

@@ -7,65 +7,76 @@ is raised, so one edit can mend them together.
 from __future__ import annotations
 
 import ast
-import difflib
-import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from neuron_autoport.errors import RuleError
+from neuron_autoport.rules.check import check_code, check_condition, near
 from neuron_autoport.rules.expressions import ExpressionError, parse_expression
-from neuron_autoport.rules.pattern import PatternError, Statement, names_in, parse_pattern
+from neuron_autoport.rules.pattern import UNARY, PatternError, Statement, names_in, parse_pattern
+from neuron_autoport.rules.places import Places, character
 from neuron_autoport.rules.rule import KINDS, SHARDS, Example, Rule, WeightSpec
 
-FIELDS = ("rule", "summary", "role", "match", "given", "where", "require", "weights", "replace",
-          "shard", "neuron", "examples")  # fmt: skip
+# Every field and what it must be.
+FIELDS: dict[str, type] = {
+    "rule": str, "summary": str, "role": str, "match": str, "given": str, "where": dict,
+    "require": list, "weights": dict, "replace": str, "shard": dict, "neuron": list, "examples": dict,
+}  # fmt: skip
 _NEEDED = ("rule", "summary", "match", "replace")
+_SAID = {str: "text", dict: "a mapping", list: "a list"}
+_NEXT = "autoport rules show gated_mlp"
 
 
-def load_rule(path: Path) -> Rule:
+def load_rule(path: Path, content: bytes | None = None) -> Rule:
     """Read one rule file.
+
+    Args:
+        content: of the file, if it was read already.
 
     Raises:
         RuleError: with every fault found, each as `file:line:column: message`.
     """
-    text = path.read_text(encoding="utf-8")
+    raw = path.read_bytes() if content is None else content
     try:
+        text = raw.decode("utf-8")
         data = YAML(typ="rt").load(text)
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise RuleError("the file is not UTF-8", f"{path}:{line}", _NEXT) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise RuleError(f"not YAML: {error.problem}", place, "autoport rules show gated_mlp") from None
+        raise RuleError(f"not YAML: {error.problem}", place, _NEXT) from None
+    except YAMLError as error:
+        raise RuleError(f"not YAML: {str(error).splitlines()[0]}", str(path), _NEXT) from None
     return _Reader(path, data, text).read()
 
 
 class _Reader:
     def __init__(self, path: Path, data: Any, text: str) -> None:
         self.path, self.data, self.text = path, data, text
+        self.places = Places(path, text)
         self.faults: list[str] = []
 
-    def fault(self, message: str, key: str | None = None, line: int = 0, column: int = 0) -> None:
-        """Note a fault at a field, or at a line and column inside its text."""
-        row, col = (0, 0)
-        if key is not None and isinstance(self.data, CommentedMap) and key in self.data:
-            row, col = self.data.lc.value(key) if key in self.data.lc.data else (0, 0)
-            block = str(self.text.splitlines()[row][col : col + 1]) in "|>"
-            row, col = (row + line, 1 + column) if block else (row, col + max(column - 1, 0))
-        self.faults.append(f"{self.path}:{row + 1}:{col + 1}: {message}")
+    def fault(self, message: str, place: str) -> None:
+        self.faults.append(f"{place}: {message}")
 
     def read(self) -> Rule:
         if not isinstance(self.data, CommentedMap):
-            self.fault("a rule file is a mapping that starts with `rule: NAME`")
+            self.fault("a rule file is a mapping that starts with `rule: NAME`", f"{self.path}:1:1")
             self.raise_faults()
         self.check_fields()
+        self.raise_faults()
         kinds, choices = self.where()
         modules = {n for n, kind in kinds.items() if kind == "linear"}
         match = self.statements("match", modules, set(choices))
         given = self.statements("given", modules, set(choices))
+        names = {n for s in (*match, *given) for n in (*s.targets, *names_in(s.pattern))}
         weights = self.weights(modules)
         rule = Rule(
             name=str(self.data["rule"]),
@@ -73,19 +84,20 @@ class _Reader:
             path=self.path,
             match=match,
             given=given,
-            replace=self.replacement(),
+            replace=self.replacement(modules | {n for s in weights for n in s.names}, names),
             kinds=kinds,
             choices=choices,
-            require=self.conditions("require"),
-            neuron=self.conditions("neuron"),
+            require=self.conditions("require", modules, names),
+            neuron=self.conditions("neuron", modules, names | {"tp"}),
             weights=weights,
-            shard=self.shard(),
+            shard=self.shard(modules | {n for s in weights for n in s.names}),
             role=str(self.data.get("role", self.data["rule"])),
             examples=self.examples("matches"),
             rejects=self.examples("rejects"),
             text=self.text,
         )
-        self.check_names(rule)
+        if match:  # else all of these would be blamed for it
+            self.check_names(rule, names)
         self.raise_faults()
         return rule
 
@@ -94,141 +106,171 @@ class _Reader:
             return
         count = "one fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
         what = f"rule file has {count}:\n" + "\n".join(self.faults)
-        raise RuleError(what, None, "autoport rules show gated_mlp")
+        raise RuleError(what, None, _NEXT)
 
     def check_fields(self) -> None:
-        for key in self.data:
-            if key not in FIELDS:
-                near = difflib.get_close_matches(str(key), FIELDS, 1)
-                hint = f"; did you mean `{near[0]}`?" if near else f"; fields are {', '.join(FIELDS)}"
-                row, col = self.data.lc.key(key)
-                self.faults.append(f"{self.path}:{row + 1}:{col + 1}: unknown field `{key}`{hint}")
-        missing = [key for key in _NEEDED if key not in self.data]
-        for key in missing:
-            self.fault(f"field `{key}` is missing")
-        if missing:
-            self.raise_faults()
+        for key, value in self.data.items():
+            wanted = FIELDS.get(str(key))
+            if wanted is None:
+                hint = near(str(key), FIELDS) or f"; fields are {', '.join(FIELDS)}"
+                self.fault(f"unknown field `{key}`{hint}", self.places.of_key(self.data, key))
+            elif not isinstance(value, wanted):
+                place = self.places.of_value(self.data, key)
+                self.fault(f"`{key}` must be {_SAID[wanted]}", place)
+        for key in (k for k in _NEEDED if k not in self.data):
+            self.fault(f"field `{key}` is missing", f"{self.path}:1:1")
+        name = self.data.get("rule")
+        if isinstance(name, str) and not re.fullmatch(r"[A-Za-z]\w*", name):
+            place = self.places.of_value(self.data, "rule")
+            self.fault(f"`{name}` is no rule name: letters, digits and _", place)
+
+    def box(self, key: str) -> Any:
+        return self.data.get(key) or {}
 
     def where(self) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         kinds: dict[str, str] = {}
         choices: dict[str, dict[str, str]] = {}
-        for names, kind in (self.data.get("where") or {}).items():
+        box = self.box("where")
+        for names, kind in box.items():
             for name in (n.strip() for n in str(names).split(",")):
                 if isinstance(kind, dict):
                     choices[name] = {str(k): str(v) for k, v in kind.items()}
                 elif kind in KINDS:
                     kinds[name] = str(kind)
                 else:
-                    near = difflib.get_close_matches(str(kind), KINDS, 1)
-                    hint = f"; did you mean `{near[0]}`?" if near else f"; kinds: {', '.join(KINDS)}"
-                    self.fault(f"`{name}` has unknown kind `{kind}`{hint}", "where")
+                    hint = near(str(kind), KINDS) or f"; kinds: {', '.join(KINDS)}"
+                    place = self.places.of_value(box, names)
+                    self.fault(f"`{name}` has unknown kind `{kind}`{hint}", place)
+            if isinstance(kind, dict):
+                self.check_choices(kind)
         return kinds, choices
+
+    def check_choices(self, box: Any) -> None:
+        for operation, code in box.items():
+            if operation not in UNARY:
+                place = self.places.of_key(box, operation)
+                self.fault(f"unknown operation `{operation}`{near(str(operation), UNARY)}", place)
+            try:
+                tree = ast.parse(str(code), mode="eval").body
+            except SyntaxError as error:
+                place = self.places.of_value(box, operation, 1, error.offset or 1)
+                self.fault(f"not an expression: {error.msg}", place)
+                continue
+            for message, node in check_code(tree, (), ()):
+                self.fault(message, self.code_place(box, operation, node))
+
+    def code_place(self, box: Any, key: Any, node: ast.AST) -> str:
+        line = getattr(node, "lineno", 1)
+        column = character(str(box[key]), line, getattr(node, "col_offset", 0))
+        return self.places.of_value(box, key, line, column)
 
     def statements(self, key: str, modules: set[str], choices: set[str]) -> tuple[Statement, ...]:
         if key not in self.data:
             return ()
         try:
-            return parse_pattern(str(self.data[key]), modules, choices)
+            found = parse_pattern(str(self.data[key]), modules, choices)
         except PatternError as error:
-            self.fault(str(error), key, error.line, error.column)
+            self.fault(str(error), self.places.of_value(self.data, key, error.line, error.column))
             return ()
+        if not found:
+            self.fault("expected an equation, `name = expression`", self.places.of_value(self.data, key))
+        return found
 
-    def replacement(self) -> ast.Assign:
+    def replacement(self, weights: set[str], names: set[str]) -> ast.Assign:
         nothing = ast.Assign(targets=[], value=ast.Constant(None))
+        text = str(self.data["replace"])
         try:
-            body = ast.parse(str(self.data["replace"])).body
+            body = ast.parse(text).body
         except SyntaxError as error:
-            self.fault(f"not an equation: {error.msg}", "replace", error.lineno or 1, error.offset or 1)
+            place = self.places.of_value(self.data, "replace", error.lineno or 1, error.offset or 1)
+            self.fault(f"not an equation: {error.msg}", place)
             return nothing
-        if len(body) != 1 or not isinstance(body[0], ast.Assign):
-            self.fault("expected one equation, `outputs = NF.function(...)`", "replace")
+        if len(body) != 1 or not isinstance(body[0], ast.Assign) or not _plain(body[0]):
+            place = self.places.of_value(self.data, "replace")
+            self.fault("expected one equation, `outputs = NF.function(...)`", place)
             return nothing
-        for node in ast.walk(body[0]):
-            if isinstance(node, ast.Call):
-                self.check_call(node)
+        if names:
+            for message, node in check_code(body[0].value, weights, names - weights):
+                self.fault(message, self.code_place(self.data, "replace", node))
         return body[0]
 
-    def check_call(self, node: ast.Call) -> None:
-        """The function must exist and take these arguments."""
-        from neuron_autoport import kernels, nf
-
-        function = node.func
-        if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
-            return
-        space = {"NF": nf, "NK": kernels}.get(function.value.id)
-        if space is None:
-            return
-        known = getattr(space, function.attr, None)
-        if known is None:
-            near = difflib.get_close_matches(function.attr, dir(space), 1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
-            self.fault(f"{function.value.id} has no `{function.attr}`{hint}", "replace",
-                       node.lineno, node.col_offset + 1)  # fmt: skip
-            return
-        try:
-            signature = inspect.signature(known)
-            keywords = {k.arg: None for k in node.keywords if k.arg}
-            signature.bind(*node.args, **keywords)
-        except TypeError as error:
-            call = f"{function.value.id}.{function.attr}"
-            self.fault(f"{call}: {error}", "replace", node.lineno, node.col_offset + 1)
-
-    def conditions(self, key: str) -> tuple[tuple[str, ast.Expression], ...]:
+    def conditions(
+        self, key: str, linears: set[str], names: set[str]
+    ) -> tuple[tuple[str, ast.Expression], ...]:
         found = []
-        for text in self.data.get(key) or ():
+        box = self.data.get(key) or ()
+        for i, item in enumerate(box):
+            text = str(item)
             try:
-                found.append((str(text), parse_expression(str(text))))
+                tree = parse_expression(text)
             except ExpressionError as error:
-                self.fault(f"`{text}`: {error}", key)
+                self.fault(f"`{text}`: {error}", self.places.of_value(box, i, 1, error.column))
+                continue
+            found.append((text, tree))
+            for message, node in check_condition(tree, linears, names):
+                self.fault(f"`{text}`: {message}", self.code_place(box, i, node))
         return tuple(found)
 
     def weights(self, modules: set[str]) -> tuple[WeightSpec, ...]:
         specs = []
-        for names, how in (self.data.get("weights") or {}).items():
+        box = self.box("weights")
+        for names, how in box.items():
+            place = self.places.of_value(box, names)
+            targets = tuple(n.strip() for n in str(names).split(","))
             found = re.fullmatch(r"(stack|split)\(([\w, ]+)\)", str(how).strip())
-            if not found:
-                self.fault(f"`{how}` is not `stack(a, b)` or `split(a)`", "weights")
+            sources = tuple(s.strip() for s in found[2].split(",")) if found else ()
+            one = targets if found and found[1] == "stack" else sources
+            if not found or len(one) != 1:
+                self.fault(f"`{how}` is not `name: stack(a, b)` or `a, b: split(name)`", place)
                 continue
-            sources = tuple(s.strip() for s in found[2].split(","))
             for source in sources:
                 if source not in modules:
-                    self.fault(f"`{source}` is not a captured linear module", "weights")
-            targets = tuple(n.strip() for n in str(names).split(","))
+                    hint = near(source, modules)
+                    self.fault(f"`{source}` is not a captured linear module{hint}", place)
             specs.append(WeightSpec(targets, found[1], sources))
         return tuple(specs)
 
-    def shard(self) -> dict[str, str]:
-        plan = {str(k): str(v) for k, v in (self.data.get("shard") or {}).items()}
-        for name, how in plan.items():
+    def shard(self, weights: set[str]) -> dict[str, str]:
+        box = self.box("shard")
+        for name, how in box.items():
+            if name not in weights:
+                place = self.places.of_key(box, name)
+                self.fault(f"`{name}` is no weight of this rule{near(str(name), weights)}", place)
             if how not in SHARDS:
-                near = difflib.get_close_matches(how, SHARDS, 1)
-                hint = f"; did you mean `{near[0]}`?" if near else f"; one of {', '.join(SHARDS)}"
-                self.fault(f"`{name}` is sharded as `{how}`{hint}", "shard")
-        return plan
+                hint = near(str(how), SHARDS) or f"; one of {', '.join(SHARDS)}"
+                place = self.places.of_value(box, name)
+                self.fault(f"`{name}` is sharded as `{how}`{hint}", place)
+        return {str(k): str(v) for k, v in box.items()}
 
     def examples(self, key: str) -> tuple[Example, ...]:
         found = []
-        for item in (self.data.get("examples") or {}).get(key) or ():
-            shape = tuple(int(n) for n in item.get("input", (2, 5, 16)))
-            found.append(Example(str(item["source"]), shape, item.get("because")))
+        box = self.box("examples")
+        for i, item in enumerate(box.get(key) or ()):
+            shape = item.get("input", [2, 5, 16]) if isinstance(item, dict) else None
+            if not isinstance(item, dict) or "source" not in item or not (
+                isinstance(shape, list) and all(type(n) is int for n in shape)
+            ):
+                place = self.places.of_value(box[key], i) if isinstance(box[key], list) else f"{self.path}:1:1"
+                self.fault("an example has `source`, and may have `input`, a list of sizes", place)
+                continue
+            found.append(Example(str(item["source"]), tuple(shape), item.get("because")))
         return tuple(found)
 
-    def check_names(self, rule: Rule) -> None:
-        """Every capture is bound by the pattern, every output is given by the replacement."""
-        bound = rule.named
-        for statement in (*rule.match, *rule.given):
-            bound = bound | names_in(statement.pattern)
-        declared = set(rule.kinds) | set(rule.choices)
-        for name in sorted(declared - bound):
-            self.fault(f"`{name}` is declared but the pattern never binds it", "where")
-        weights = {n for spec in rule.weights for n in spec.names}
-        known = bound | weights | {"NF", "NK"}
-        for node in ast.walk(rule.replace.value):
-            if isinstance(node, ast.Name) and node.id not in known:
-                near = difflib.get_close_matches(node.id, sorted(known), 1)
-                hint = f"; did you mean `{near[0]}`?" if near else ""
-                self.fault(f"`{node.id}` is bound by nothing{hint}", "replace", node.lineno,
-                           node.col_offset + 1)  # fmt: skip
+    def check_names(self, rule: Rule, bound: set[str]) -> None:
+        """Every declared capture is bound by the pattern, every output is one of `match`."""
+        box = self.box("where")
+        for names in box:
+            for name in (n.strip() for n in str(names).split(",")):
+                if name not in bound:
+                    place = self.places.of_key(box, names)
+                    self.fault(f"`{name}` is declared but the pattern never binds it", place)
         for name in rule.outputs:
             if not any(name in s.targets for s in rule.match):
-                self.fault(f"`{name}` is given here but no equation of `match` has it", "replace")
+                place = self.places.of_value(self.data, "replace")
+                self.fault(f"`{name}` is given here but no equation of `match` has it", place)
+
+
+def _plain(assign: ast.Assign) -> bool:
+    """Are plain names all that stands left of `=`?"""
+    nodes = (n for t in assign.targets for n in ast.walk(t))
+    return len(assign.targets) == 1 and all(isinstance(n, ast.Name | ast.Tuple | ast.Store) for n in nodes)

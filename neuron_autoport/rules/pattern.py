@@ -13,6 +13,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from neuron_autoport.rules.places import character
+
 Pattern: TypeAlias = "Var | Const | OpPattern | ModulePattern | ChoicePattern | After | Like"
 
 UNARY = frozenset(
@@ -89,10 +91,12 @@ class Statement:
 class PatternError(Exception):
     """The pattern text is wrong; line and column are relative to it, from 1."""
 
-    def __init__(self, message: str, node: ast.AST | None = None, line: int = 1) -> None:
+    def __init__(
+        self, message: str, node: ast.AST | None = None, line: int = 1, column: int = 1
+    ) -> None:
         super().__init__(message)
         self.line = getattr(node, "lineno", line)
-        self.column = getattr(node, "col_offset", 0) + 1
+        self.column = getattr(node, "col_offset", column - 1) + 1
 
 
 def parse_pattern(text: str, modules: set[str], choices: set[str]) -> tuple[Statement, ...]:
@@ -108,9 +112,14 @@ def parse_pattern(text: str, modules: set[str], choices: set[str]) -> tuple[Stat
     try:
         body = ast.parse(text).body
     except SyntaxError as error:
-        raise PatternError(f"not an equation: {error.msg}", line=error.lineno or 1) from None
+        message = f"not an equation: {error.msg}"
+        raise PatternError(message, None, error.lineno or 1, error.offset or 1) from None
     parser = _Parser(modules, choices)
-    return tuple(parser.statement(node) for node in body)
+    try:
+        return tuple(parser.statement(node) for node in body)
+    except PatternError as error:  # ast counts bytes
+        error.column = character(text, error.line, error.column - 1)
+        raise
 
 
 class _Parser:
@@ -127,6 +136,7 @@ class _Parser:
         targets = tuple(n.id for n in names if isinstance(n, ast.Name))
         value = node.value
         if isinstance(value, ast.Call) and self.called(value) == "split":
+            self.arguments(value, "split", 1)
             return Statement(targets, self.expression(value.args[0]), split=True)
         if len(targets) != 1:
             raise PatternError("several names on the left need `split(...)` on the right", node)
@@ -144,7 +154,7 @@ class _Parser:
     def expression(self, node: ast.expr) -> Pattern:
         if isinstance(node, ast.Name):
             return Var(node.id)
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
             return Const(node.value)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             inner = self.expression(node.operand)
@@ -170,6 +180,7 @@ class _Parser:
         name = self.called(node)
         if name in self.modules or name in self.choices:
             kind = ModulePattern if name in self.modules else ChoicePattern
+            self.arguments(node, name, None if name in self.modules else 1)
             return kind(name, tuple(self.expression(a) for a in node.args))
         if name not in OPERATIONS:
             near = difflib.get_close_matches(name, [*OPERATIONS, *self.modules, *self.choices], 1)
@@ -183,13 +194,30 @@ class _Parser:
             raise PatternError(f"`{name}` is not used like this; see `autoport rules show`", node)
         if name in REDUCTIONS:
             return self.reduction(name, node)
+        self.arguments(node, name, {"attention": 3, "matmul": 2}.get(name, 1))
         return OpPattern(name, tuple(self.expression(a) for a in node.args))
 
+    def arguments(self, node: ast.Call, name: str, count: int | None) -> None:
+        """Plain positional operands, `count` of them, or at least one."""
+        if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+            raise PatternError(f"`{name}` takes its operands by position", node)
+        if len(node.args) != count if count is not None else not node.args:
+            wanted = "at least one operand" if count is None else f"{count} operand{'s' * (count > 1)}"
+            raise PatternError(f"`{name}` takes {wanted}, found {len(node.args)}", node)
+
     def reduction(self, name: str, node: ast.Call) -> Pattern:
-        attrs = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg}
-        if len(node.args) > 1:
-            attrs["dim"] = ast.literal_eval(node.args[1])
-        attrs.setdefault("keepdim", False)
+        given = dict(zip(("value", "dim", "keepdim"), node.args, strict=False))
+        given |= {k.arg: k.value for k in node.keywords if k.arg}
+        if set(given) - {"value", "dim", "keepdim"} or not node.args or len(node.args) > 3:
+            raise PatternError(f"`{name}` takes (value, dim, keepdim=...)", node)
+        attrs: dict[str, Any] = {"keepdim": False}
+        for key in sorted(set(given) - {"value"}):
+            try:
+                attrs[key] = ast.literal_eval(given[key])
+            except ValueError:
+                raise PatternError(f"`{key}` must be a number or True or False", given[key]) from None
+        if type(dim := attrs.get("dim")) is not int or dim >= 0:
+            raise PatternError("`dim` counts from the end: -1 is the last", given.get("dim", node))
         return OpPattern(name, (self.expression(node.args[0]),), tuple(sorted(attrs.items())))
 
 

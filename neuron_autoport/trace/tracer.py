@@ -121,6 +121,7 @@ class Session(TorchFunctionMode):
 
     def _record(self, module: nn.Module, args: Any, kwargs: Any, call: Any) -> ModuleTrace:
         frame = Frame(module)
+        args, kwargs = _told_apart(args, kwargs)
         inputs = _bind_inputs(frame, module, args, kwargs)
         self.stack.append(frame)
         result, end = None, None
@@ -174,6 +175,19 @@ def _has_tensor(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(_has_tensor(v) for v in value)
     return isinstance(value, torch.Tensor)
+
+
+def _told_apart(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with no tensor given twice: that two inputs are one here is no rule's to use."""
+    seen: set[int] = set()
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in seen:
+            return _fresh(tensor)
+        seen.add(id(tensor))
+        return tensor
+
+    return pytree.tree_map_only(torch.Tensor, other, (args, kwargs))
 
 
 def _bind_inputs(frame: Frame, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, ...]:

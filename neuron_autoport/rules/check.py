@@ -1,0 +1,154 @@
+"""What a rule's `replace`, its operations and conditions may say: a rule is data, never a program.
+
+A replacement becomes source code that runs. It may call functions of NF and NK, a few tensor methods that
+change layout or dtype, and read weights and shapes of what the pattern captured; nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+METHODS = frozenset(
+    {"split", "chunk", "flatten", "unflatten", "view", "reshape", "transpose", "permute", "squeeze",
+     "unsqueeze", "contiguous", "to", "type_as", "float"}
+)  # fmt: skip
+TENSOR = frozenset({"shape", "ndim", "dtype", "device"})
+WEIGHT = frozenset({"weight", "bias", "sizes"})
+# What conditions may ask: of a captured linear module, and of a captured value.
+LINEAR_FACTS = frozenset({"in_features", "out_features", "layout", "weight", "bias"})
+VALUE_FACTS = frozenset({"shape", "ndim", "dtype", "rows"})
+_ALLOWED = (
+    ast.Name, ast.Load, ast.Attribute, ast.Call, ast.keyword, ast.Constant, ast.Subscript, ast.Slice,
+    ast.Tuple, ast.List, ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
+    ast.FloorDiv, ast.Mod,
+)  # fmt: skip
+
+Fault = tuple[str, ast.AST]
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?`, or nothing."""
+    found = difflib.get_close_matches(word, sorted(known), 1)
+    return f"; did you mean `{found[0]}`?" if found else ""
+
+
+def check_code(tree: ast.expr, weights: Collection[str], names: Collection[str]) -> Iterator[Fault]:
+    """Faults of a piece of replacement code.
+
+    Args:
+        weights: names that stand for weights. names: all other names the pattern binds.
+    """
+    yield from _Code(weights, names).check(tree)
+
+
+class _Code:
+    def __init__(self, weights: Collection[str], names: Collection[str]) -> None:
+        self.weights, self.names = weights, names
+
+    def check(self, node: ast.AST) -> Iterator[Fault]:
+        if not isinstance(node, _ALLOWED):
+            yield f"{type(node).__name__} is not allowed here", _placed(node)
+        elif isinstance(node, ast.Call):
+            yield from self.call(node)
+        elif isinstance(node, ast.Attribute):
+            yield from self.attribute(node)
+        elif isinstance(node, ast.Name):
+            yield from self.name(node)
+        else:
+            for child in ast.iter_child_nodes(node):
+                yield from self.check(child)
+
+    def name(self, node: ast.Name) -> Iterator[Fault]:
+        if node.id in self.weights:
+            yield f"`{node.id}` is a module: say `{node.id}.weight` or `{node.id}.bias`", node
+        elif node.id in ("NF", "NK"):
+            yield f"`{node.id}` stands alone: say `{node.id}.name`", node
+        elif node.id not in self.names:
+            known = {*self.names, *self.weights, "NF", "NK"}
+            yield f"`{node.id}` is bound by nothing{near(node.id, known)}", node
+
+    def attribute(self, node: ast.Attribute) -> Iterator[Fault]:
+        base = node.value
+        if isinstance(base, ast.Name) and base.id in ("NF", "NK"):
+            if _member(base.id, node.attr) is None:
+                yield f"{base.id} has no `{node.attr}`{near(node.attr, _space(base.id))}", node
+        elif (kind := _enum(base)) is not None:
+            if node.attr not in kind.__members__:
+                yield f"{ast.unparse(base)} has no `{node.attr}`{near(node.attr, kind.__members__)}", node
+        elif isinstance(base, ast.Name) and base.id in self.weights:
+            if node.attr not in WEIGHT:
+                yield f"a weight has no `{node.attr}`{near(node.attr, WEIGHT)}", node
+        else:
+            if node.attr not in TENSOR:
+                yield f"a value has no `{node.attr}` here{near(node.attr, TENSOR)}", node
+            yield from self.check(base)
+
+    def call(self, node: ast.Call) -> Iterator[Fault]:
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            base = function.value
+            if isinstance(base, ast.Name) and base.id in ("NF", "NK"):
+                yield from self.signature(node, base.id, function.attr)
+            else:
+                if function.attr not in METHODS:
+                    yield f"method `{function.attr}` is not allowed{near(function.attr, METHODS)}", node
+                yield from self.check(base)
+        else:
+            yield "call a function of NF or NK, or a method of a value", node
+        for argument in (*node.args, *(k.value for k in node.keywords)):
+            yield from self.check(argument)
+
+    def signature(self, node: ast.Call, space: str, name: str) -> Iterator[Fault]:
+        """The function must exist and take these arguments."""
+        function = _member(space, name)
+        if not inspect.isfunction(inspect.unwrap(function)) if function else True:
+            yield f"{space} has no function `{name}`{near(name, _space(space))}", node
+            return
+        assert function is not None
+        try:
+            inspect.signature(function).bind(*node.args, **{k.arg or "**": None for k in node.keywords})
+        except TypeError as error:
+            yield f"{space}.{name}: {error}", node
+
+
+def _space(name: str) -> list[str]:
+    from neuron_autoport import kernels, nf
+
+    return list({"NF": nf, "NK": kernels}[name].__all__)
+
+
+def _member(space: str, name: str) -> Callable[..., Any] | None:
+    from neuron_autoport import kernels, nf
+
+    found = getattr({"NF": nf, "NK": kernels}[space], name, None) if name in _space(space) else None
+    return found if callable(found) else None
+
+
+def _enum(node: ast.AST) -> type[Enum] | None:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        found = _member(node.value.id, node.attr) if node.value.id in ("NF", "NK") else None
+        if isinstance(found, type) and issubclass(found, Enum):
+            return found
+    return None
+
+
+def check_condition(tree: ast.AST, linears: Collection[str], names: Collection[str]) -> Iterator[Fault]:
+    """Names and attributes of a condition that nothing will have."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in names:
+            yield f"unknown name `{node.id}`{near(node.id, names)}", node
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            facts = LINEAR_FACTS if node.value.id in linears else VALUE_FACTS
+            if node.value.id in names and node.attr not in facts:
+                hint = near(node.attr, facts) or f"; there are {', '.join(sorted(facts))}"
+                yield f"no `{node.attr}` on `{node.value.id}`{hint}", node
+
+
+def _placed(node: ast.AST) -> ast.AST:
+    """The node itself, or the first below it that has a place in the text."""
+    return next((n for n in ast.walk(node) if hasattr(n, "lineno")), node)

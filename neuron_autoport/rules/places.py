@@ -1,0 +1,56 @@
+"""Where in a rule file a value stands: line and column, also of a character inside its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+
+class Places:
+    """Positions in one parsed file.
+
+    Args:
+        path: of the file. text: all of it.
+    """
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.lines = path, text.split("\n")
+
+    def of_key(self, box: Any, key: Any) -> str:
+        """`file:line:column` of a key of a mapping."""
+        return self._text(*box.lc.key(key))
+
+    def of_value(self, box: Any, key: Any, line: int = 1, column: int = 1) -> str:
+        """`file:line:column` of a value, or of a character inside it.
+
+        Args:
+            box: mapping or sequence that holds it. key: its key or index.
+            line, column: inside the value's text, from 1.
+        """
+        if not isinstance(box, CommentedMap | CommentedSeq):
+            return self._text(0, 0)
+        row, start = box.lc.value(key) if isinstance(box, CommentedMap) else box.lc.item(key)
+        first = self.lines[row][start : start + 1] if row < len(self.lines) else ""
+        if first and first in "|>":
+            return self._text(row + line, self._indent_below(row) + column - 1)
+        if first and first in "'\"":
+            start += 1
+        return self._text(row, start + column - 1)
+
+    def _indent_below(self, row: int) -> int:
+        """Indentation of a block of text whose header is on line `row`."""
+        filled = (x for x in self.lines[row + 1 :] if x.strip())
+        below = next(filled, "")
+        return len(below) - len(below.lstrip())
+
+    def _text(self, row: int, column: int) -> str:
+        return f"{self.path}:{row + 1}:{column + 1}"
+
+
+def character(text: str, line: int, byte: int) -> int:
+    """Column in characters, from 1, of a UTF-8 byte offset of Python's ast."""
+    lines = text.split("\n")
+    found = lines[line - 1] if 1 <= line <= len(lines) else ""
+    return len(found.encode()[:byte].decode(errors="ignore")) + 1
