@@ -24,7 +24,7 @@ class Commands(TyperGroup):
     """The group of all commands: an `AutoportError` becomes a message and its exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Any other exception is a fault of this program and keeps its traceback."""
+        """Run the command. Any other exception is a fault of ours and keeps its traceback."""
         try:
             return super().invoke(ctx)
         except AutoportError as error:

@@ -46,7 +46,7 @@ def inspect_command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A folder with a config.json, a model type such as [bold]qwen3[/bold], or a hub id.",
+            help="A folder with a config.json, a model type such as qwen3, or a hub id.",
         ),
     ],
     diff: Annotated[
@@ -63,9 +63,7 @@ def inspect_command(
         ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
-    target: Annotated[
-        TargetName, typer.Option(help="Whose limits are judged.")
-    ] = TargetName.trn2,
+    target: Annotated[TargetName, typer.Option(help="Whose limits are judged.")] = TargetName.trn2,
     prove: Annotated[
         bool, typer.Option("--prove", help="Prove every rewrite and show the figures (slower).")
     ] = False,

@@ -194,7 +194,7 @@ class _TinyProof:
 def _plain_experts(model: nn.Module) -> None:
     """Experts by plain products: the grouped ones of some dtypes do not run in float64."""
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "_experts_implementation", None) is not None:
             config._experts_implementation = "eager"
 

@@ -211,7 +211,9 @@ def _in_order(site: Site) -> list[FusedWeight]:
     nodes = [n for n in ast.walk(site.rule.replace.value) if isinstance(n, ast.Name)]
     nodes.sort(key=lambda n: (n.lineno, n.col_offset))
     names = [n.id for n in nodes]
-    return sorted(site.weights, key=lambda w: names.index(w.name) if w.name in names else len(names))
+    return sorted(
+        site.weights, key=lambda w: names.index(w.name) if w.name in names else len(names)
+    )
 
 
 def _weight(weight: FusedWeight) -> s.Weight:

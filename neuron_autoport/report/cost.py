@@ -1,14 +1,15 @@
 """FLOPs and bytes of one canonical operation, for one token of one sequence in a decode step.
 
-The model is traced with BATCH sequences of TOKENS tokens. A value computed from parameters alone is made
-once per step; any other is spread over the traced tokens. Attention is not taken at the traced length but
-computed for a context of `context` positions (a window shortens it):
+The model is traced with BATCH sequences of TOKENS tokens. A value computed from parameters alone is
+made once per step; any other is spread over the traced tokens. Attention is not taken at the traced
+length but computed for a context of `context` positions (a window shortens it):
 
     FLOPs = 2 N C (D + Dv) + 5 N C        the two products, and softmax at 5 per score
     bytes = Nkv C (D + Dv) itemsize       the cache, plus query and result
 
-for N query heads, Nkv key/value heads of width D and Dv, and C positions. Products count 2 FLOPs per
-multiply-add, a softmax or a norm 5 per element, anything else 1 per element; changes of layout are free.
+for N query heads, Nkv key/value heads of width D and Dv, and C positions. Products count 2 FLOPs
+per multiply-add, a softmax or a norm 5 per element, anything else 1 per element. What only moves or
+makes values counts bytes and no FLOPs; a change of layout is free.
 """
 
 from __future__ import annotations
@@ -28,10 +29,17 @@ _TRACED_TOKENS = BATCH * TOKENS
 
 PRODUCTS = frozenset({"linear", "matmul", "baddbmm", "conv", "einsum", "grouped_mm"})
 NORMS = frozenset({"layer_norm", "torch_rms_norm", "softmax"})
-LAYOUT = frozenset({"view", "permute", "slice", "getitem", "pieces"})
+LAYOUT = frozenset(
+    {"view", "permute", "slice", "getitem", "pieces"}
+    | {"expand", "expand_as", "broadcast_to", "narrow", "unbind"}
+)
 _STRUCTURE = frozenset({"input", "param", "module"})
-_MOVES = frozenset({"cat", "cast", "where", "embedding"})
-_NO_WORK = frozenset({"arange", "empty_like", "empty", "zeros", "ones", "zeros_like", "ones_like"})
+_NO_FLOPS = frozenset(
+    {"cat", "concat", "concatenate", "stack", "repeat", "repeat_interleave", "pad", "roll"}
+    | {"where", "gather", "index_select", "embedding", "setitem", "copy", "tril", "triu"}
+    | {"cast", "int", "long", "bool", "arange", "full", "full_like", "empty", "empty_like"}
+    | {"zeros", "zeros_like", "ones", "ones_like"}
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +56,19 @@ class Cost:
         return Cost(self.flops * count, self.bytes * count)
 
 
+def base_name(op: Op) -> str:
+    """The operation's name without underscores, also of one outside the canonical vocabulary."""
+    return op.name.removeprefix("unknown:").strip("_")
+
+
 def kind_of(op: Op) -> str:
-    """What sort of work an op is: a product, attention, embedding, norm, elementwise, layout, ..."""
-    name = op.name.removeprefix("unknown:").strip("_")
+    """What sort of work an op is: attention, embedding, norm, elementwise, layout, a product."""
+    name = base_name(op)
     if name.startswith("conv") and op.name.startswith("unknown:"):
         return "conv"
     if op.name in _STRUCTURE:
         return "structure"
-    if op.name in LAYOUT:
+    if name in LAYOUT:
         return "layout"
     if name in PRODUCTS or op.name in ("attention", "embedding", "softmax"):
         return name
@@ -91,8 +104,7 @@ def _cost(op: Op, static: set[Op], context: int) -> Cost:
 def _flops(op: Op, kind: str) -> float:
     if kind in PRODUCTS:
         return _product_flops(op, kind)
-    name = op.name.removeprefix("unknown:").strip("_")
-    if op.name in _MOVES or name in _NO_WORK:
+    if base_name(op) in _NO_FLOPS:
         return 0.0
     elements = max([math.prod(op.shape), *(math.prod(o.shape) for o in op.operands())])
     return float(elements * (SOFTMAX_FLOPS if op.name in NORMS else 1))

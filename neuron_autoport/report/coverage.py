@@ -120,7 +120,7 @@ class _Measure:
         caller: ClassPlan | None,
         above: Site | None,
     ) -> None:
-        """Count one call of a module at `path`; `above` is the site that replaces the whole module."""
+        """Count one call of a module at `path`; `above` is the site that replaces all of it."""
         plan = self.plans[trace]
         sites = self.sites[plan]
         for op in plan.graph.ops:

@@ -30,7 +30,7 @@ class ClassDiff:
 
 
 def class_diffs(port: Port, model_folder: Path | None = None, context: int = 3) -> list[ClassDiff]:
-    """One diff per class whose forward changes; plans of a class that change it alike are shown once.
+    """One diff per class whose forward changes; plans that change it alike are shown once.
 
     Args:
         model_folder: where the model's own code lies. context: unchanged lines around a change.

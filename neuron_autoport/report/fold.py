@@ -1,4 +1,4 @@
-"""Fold a model's module structure: equal numbered siblings become one node with a range for a name."""
+"""Fold a model's module structure: equal siblings become one node, named by their range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from neuron_autoport.port import Port
 from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.trace.module_trace import ModuleTrace
+from neuron_autoport.trace.facts import linear_of
+from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace
 
 _NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 _SHOWN_RANGES = 4
@@ -16,7 +17,7 @@ _SHOWN_RANGES = 4
 
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """Equal sibling modules. inside: rule of the parent's site that replaces them, if one does."""
+    """Equal siblings. plan: of the first; inside: rule of the parent's site that replaces them."""
 
     name: str
     paths: tuple[str, ...]
@@ -26,42 +27,61 @@ class Folded:
 
 
 def fold(port: Port) -> Folded:
-    """The whole model as a tree.
-
-    Siblings are equal if they have the same plan: a plan belongs to one trace, and a trace holds those of
-    all modules below it.
-    """
-    plans = {plan.trace: plan for plan in port.plans}
-    return _node("", ("",), port.trace, plans, None)
+    """The whole model as a tree. Siblings are equal if a report has the same to say of both."""
+    return _Fold(port).node("", ("",), port.trace, None)
 
 
-def _node(
-    name: str,
-    paths: tuple[str, ...],
-    trace: ModuleTrace,
-    plans: dict[ModuleTrace, ClassPlan],
-    inside: str | None,
-) -> Folded:
-    plan = plans[trace]
-    replaced = {
-        str(op.target): site.rule.name
-        for site in plan.sites
-        for op in site.match.interior
-        if op.target and op.name != "param"
-    }
-    groups: dict[tuple[str, ModuleTrace, str | None], list[str]] = {}
-    seen = set()
-    for call in trace.children:
-        if call.path not in seen:
-            seen.add(call.path)
-            key = (_template(call.path), call.trace, replaced.get(call.path))
-            groups.setdefault(key, []).append(call.path)
-    children = []
-    for (template, part, rule), names in groups.items():
-        shown = range_name(template, names)
-        below = tuple(f"{p}.{n}" if p else n for p in paths for n in names)
-        children.append(_node(shown, below, part, plans, rule))
-    return Folded(name, paths, plan, inside, tuple(children))
+class _Fold:
+    def __init__(self, port: Port) -> None:
+        self.plans = {plan.trace: plan for plan in port.plans}
+        self.looks: dict[ModuleTrace, int] = {}
+        self.numbers: dict[object, int] = {}
+
+    def node(
+        self, name: str, paths: tuple[str, ...], trace: ModuleTrace, inside: str | None
+    ) -> Folded:
+        plan = self.plans[trace]
+        replaced = {
+            str(op.target): site.rule.name
+            for site in plan.sites
+            for op in site.match.interior
+            if op.target and op.name != "param"
+        }
+        groups: dict[tuple[str, int, str | None], list[ChildCall]] = {}
+        for call in _distinct(trace):
+            key = (_template(call.path), self.look(call.trace), replaced.get(call.path))
+            groups.setdefault(key, []).append(call)
+        children = []
+        for (template, _, rule), calls in groups.items():
+            names = [c.path for c in calls]
+            below = tuple(f"{p}.{n}" if p else n for p in paths for n in names)
+            shown = range_name(template, names)
+            children.append(self.node(shown, below, calls[0].trace, rule))
+        return Folded(name, paths, plan, inside, tuple(children))
+
+    def look(self, trace: ModuleTrace) -> int:
+        """A number that is the same for traces of which a report says the same.
+
+        Their plans may differ in what is not shown, such as a constant that grows by layer.
+        """
+        if trace not in self.looks:
+            plan = self.plans[trace]
+            seen = (
+                trace.module_class,
+                linear_of(trace),
+                tuple((s.rule.name, s.weights, *s.found.items()) for s in plan.sites),
+                plan.refusals,
+                plan.without,
+                trace.end,
+                tuple((c.path, self.look(c.trace)) for c in _distinct(trace)),
+            )
+            self.looks[trace] = self.numbers.setdefault(seen, len(self.numbers))
+        return self.looks[trace]
+
+
+def _distinct(trace: ModuleTrace) -> list[ChildCall]:
+    """The children by path, each once, in the order of their first call."""
+    return list({c.path: c for c in reversed(trace.children)}.values())[::-1]
 
 
 def _template(path: str) -> str:

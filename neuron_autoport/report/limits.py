@@ -1,4 +1,4 @@
-"""Limits of a target's kernels that a site breaks, with the numbers and the ranks that would mend it."""
+"""Limits of a target's kernels that a site breaks, with the numbers and the ranks that mend it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ class BrokenLimit:
 
 
 def broken_limits(site: Site, tp: int) -> tuple[BrokenLimit, ...]:
-    """The limits of the site's rule that do not hold on `tp` ranks, in the order of the rule file."""
+    """The limits of the site's rule that do not hold on `tp` ranks, as ordered in the rule file."""
     facts = _facts(site)
     found = []
     for text, tree in site.rule.neuron:
         if not evaluate(tree, facts | {"tp": tp}):
             ranks = [n for n in _RANKS if n > tp and evaluate(tree, facts | {"tp": n})]
-            found.append(BrokenLimit(text, _figures(tree, facts | {"tp": tp}), min(ranks, default=None)))
+            found.append(
+                BrokenLimit(text, _figures(tree, facts | {"tp": tp}), min(ranks, default=None))
+            )
     return tuple(found)
 
 

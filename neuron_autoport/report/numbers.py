@@ -22,7 +22,7 @@ def _three(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """`94.2 %`; what is not zero does not print as zero, and what is not all does not print as all."""
+    """`94.2 %`; only nothing prints as 0 % and only all as 100 %."""
     if 0 < value < 0.1:
         return "<0.1 %"
     if 99.9 < value < 100:

@@ -11,7 +11,7 @@ from neuron_autoport.trace.spans import Span
 
 
 def short_file(file: str, model_folder: Path | None = None) -> str:
-    """`transformers/models/llama/modeling_llama.py`: relative to the model's folder or to `sys.path`.
+    """A file relative to the model's folder or to `sys.path`: `transformers/models/...`.
 
     Args:
         file: absolute path of a source file. model_folder: where the model's own code lies.

@@ -1,7 +1,7 @@
-"""What `autoport inspect --json` prints, as pydantic models. `docs/inspect-json.md` explains the fields.
+"""What `autoport inspect --json` prints, as pydantic models; `docs/inspect-json.md` explains it.
 
-The terminal report is drawn from the same value. Adding a field keeps `SCHEMA`; changing the meaning or
-the type of one, or taking one away, raises it.
+The terminal report is drawn from the same value. Adding a field keeps the schema number; changing
+the meaning or the type of one, or taking one away, raises it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-SCHEMA = 1
 
 
 class _Model(BaseModel):
@@ -142,7 +140,10 @@ class ClassInfo(_Model):
 
 
 class Node(_Model):
-    """A module of the tree; equal siblings are one node. `inside`: a site of the parent replaces it."""
+    """A module of the tree; siblings of which the report says the same are one node.
+
+    class_id: class of the first of `paths`. inside: the rule of the parent's site that replaces it.
+    """
 
     name: str
     paths: list[str]
@@ -181,7 +182,9 @@ class Coverage(_Model):
     flops: Share
     bytes: Share
     weight_bytes: Share
-    traced: bool = Field(description="false: part of the model was not reached, see `end` of classes")
+    traced: bool = Field(
+        description="false: part of the model was not reached, see `end` of classes"
+    )
 
 
 class HeadInfo(_Model):

@@ -25,10 +25,9 @@ def leftover_table(rows: list[s.Leftover], limit: int) -> Iterator[Padding]:
     table.add_column("bytes", justify="right", no_wrap=True)
     shown = rows if len(rows) <= limit else rows[: limit - 1]
     for row in shown:
-        where = f"{row.class_name} ×{row.calls}" if row.calls > 1 else row.class_name
         table.add_row(
             _what(row),
-            Text(where, style="cyan"),
+            Text(_where(row), style="cyan"),
             percent(row.flops_share),
             percent(row.bytes_share),
         )
@@ -39,10 +38,18 @@ def leftover_table(rows: list[s.Leftover], limit: int) -> Iterator[Padding]:
     yield _indented(table)
 
 
+def _where(row: s.Leftover) -> str:
+    if row.kind == "untraced":
+        return f"{row.calls} modules"
+    return f"{row.class_name} ×{row.calls}" if row.calls > 1 else row.class_name
+
+
 def _what(row: s.Leftover) -> Text:
-    """`lm_head (linear)`, `attention`, `apply_rotary_pos_emb: mul, add, cat`, `add (elementwise)`."""
+    """`lm_head (linear)`, `attention`, `apply_rotary_pos_emb: mul, add`, `add (elementwise)`."""
     if row.modules:
         return Text.assemble(", ".join(row.modules), (f" ({row.kind})", "dim"))
+    if row.kind == "untraced":
+        return Text("not reached by the trace", style="red")
     if row.kind != "elementwise":
         return Text(row.kind)
     names = row.operations[:_MAX_OPERATIONS]
@@ -77,7 +84,7 @@ def limit_table(report: s.Report) -> Iterator[Padding]:
 
 
 def proof_table(proof: s.ProofInfo) -> Padding:
-    """Error of the rewritten class and the original's own, in both dtypes, and whether it passed."""
+    """Error of the rewritten class and the original's own in both dtypes; whether it passed."""
     table = _table()
     table.add_column("rewritten / original error", overflow="fold")
     for dtype in ("fp32", "bf16"):

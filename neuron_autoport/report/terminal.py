@@ -1,7 +1,7 @@
-"""The report as text for a terminal: header, tree, what was refused, limits, leftovers, one summary line.
+"""The report as text: header, tree, what was refused, limits, leftovers, one summary line.
 
-Colours and box characters are rich's business: it leaves colours out when the output is no terminal or
-NO_COLOR is set. Only `Report` is read, so the same text can be drawn from the JSON.
+Colours are rich's business: it leaves them out when the output is no terminal or NO_COLOR is set.
+Only `Report` is read, so the same text can be drawn from the JSON.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def print_header(report: s.Report, console: Console) -> None:
     model, versions = report.model, report.versions
     kind = "" if model.name == model.model_type else f" ({model.model_type})"
     size = f"{count(model.parameters)} parameters"
-    console.print(
-        Text.assemble((model.name, "bold"), kind, " · ", model.architecture, " · ", size)
-    )
+    console.print(Text.assemble((model.name, "bold"), kind, " · ", model.architecture, " · ", size))
     read = f"traced in {model.dtype} with transformers {versions.transformers}"
     console.print(Text(f"{read}, {seconds(report.seconds)} s", style="dim"))
 
@@ -82,7 +80,8 @@ def _logits(report: s.Report) -> Iterator[RenderableType]:
     """What stands between head and logits, if anything does."""
     head = report.head
     if head.unknown is not None:
-        yield Text(f"  not understood: {head.unknown}", style="red")
+        if report.coverage.traced:  # else "Not traced to the end" says it
+            yield _indented(Text(f"not understood: {head.unknown}", style="red"), 2)
         return
     said = []
     if head.scale not in (None, 1.0):
@@ -134,7 +133,7 @@ def _refusal(
 
 
 def caret_lines(place: s.Place, width: int) -> list[Text]:
-    """The source line without its indentation, and carets below the expression; both cut to `width`."""
+    """The source line without indentation, carets below the expression; both cut to `width`."""
     text = place.source.replace("\t", " ")
     indent = len(text) - len(text.lstrip())
     text = text.rstrip()[indent:]
@@ -156,7 +155,9 @@ def caret_lines(place: s.Place, width: int) -> list[Text]:
 
 def _limit_title(report: s.Report) -> str:
     target = report.target
-    return f"{LIMIT_SIGN} Limits of {target.name} that do not hold at tp {target.tp}: torch runs there"
+    return (
+        f"{LIMIT_SIGN} Limits of {target.name} that do not hold at tp {target.tp}: torch runs there"
+    )
 
 
 def _proof(report: s.Report) -> Iterator[RenderableType]:

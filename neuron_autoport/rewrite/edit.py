@@ -19,6 +19,7 @@ from neuron_autoport.rewrite.source import Edits, ForwardSource, inside
 from neuron_autoport.rules.match import Match, ModuleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op, OpGraph
+from neuron_autoport.trace.spans import Span
 
 
 def edit_match(
@@ -59,6 +60,7 @@ class _Editor:
         self.check_users()
         self.check_in_place()
         self.check_once()
+        safety.check_helpers(self.interior, self.outputs)
         expressions = [self.output_expression(op) for op in self.outputs]
         statements = [self.statement(e) for e in expressions]
         self.check_branches(statements)
@@ -144,7 +146,6 @@ class _Editor:
         if expression is None:
             raise Refused("AP208", "no expression of the source is at this place", op.spans[0])
         safety.check_expression(self.source, expression, op.spans[0])
-        safety.check_returned(op)
         here = self.source.range(expression)
         for other in self.graph.ops:
             if not other.spans or other in self.interior or other.name == "pieces":
@@ -186,7 +187,7 @@ class _Editor:
 
     def check_branches(self, statements: list[cst.CSTNode]) -> None:
         block = self.source.block_of(statements[0])
-        places = [(s, None) for s in statements]
+        places: list[tuple[cst.CSTNode, Span | None]] = [(s, None) for s in statements]
         for op in self.interior:
             if op.spans:
                 at = self.source.statement_at(op.spans[0])

@@ -54,27 +54,55 @@ def _sometimes_above(source: ForwardSource, node: cst.CSTNode) -> set[cst.CSTNod
     return found
 
 
-def check_returned(op: Op) -> None:
-    """Refuse (AP208) if a helper function computes `op` but does not return just that.
+def check_helpers(interior: Iterable[Op], outputs: Iterable[Op]) -> None:
+    """Refuse (AP208) what helper functions may do beside the match.
 
-    The call in forward is replaced by the new value, so it must have that value.
+    The call in forward is replaced as a whole. So a helper must run straight through, or a branch that
+    did not run would be lost; and one that computes a result must return just that.
     """
-    for span in op.spans[1:]:
-        if (span.line, span.column, span.end_line, span.end_column) not in _returned(span.file):
-            raise Refused("AP208", f"{op.label} is not all that {span.function} returns", span)
+    outputs = set(outputs)
+    for op in interior:
+        for span in op.spans[1:]:
+            helper = _helper(span)
+            if helper is None:
+                raise Refused("AP208", f"{span.function} does more than compute {op.label}", span)
+            if op in outputs and helper != (span.line, span.column, span.end_line, span.end_column):
+                raise Refused("AP208", f"{op.label} is not what {span.function} returns", span)
+
+
+_BRANCHING = (
+    ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match, ast.IfExp, ast.BoolOp, ast.ListComp,
+    ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.Yield, ast.Await, ast.AugAssign,
+    ast.FunctionDef, ast.Global, ast.Nonlocal, ast.Delete, ast.Raise,
+)  # fmt: skip
+
+
+def _helper(span: Span) -> tuple[int, int, int, int] | None:
+    """Where the value is that the function around `span` returns; None if it has branches or effects."""
+    if span.function.endswith(">"):  # a lambda or a comprehension
+        return None
+    around = [f for f in _functions(span.file) if f.lineno <= span.line <= (f.end_lineno or 0)]
+    if not around:
+        return None
+    function = max(around, key=lambda f: f.lineno)
+    nodes = [n for statement in function.body for n in ast.walk(statement)]
+    stores = (n for n in nodes if isinstance(n, ast.Attribute | ast.Subscript))
+    last = function.body[-1]
+    if any(isinstance(n, _BRANCHING) for n in nodes) or not isinstance(last, ast.Return):
+        return None
+    value = last.value
+    if value is None or any(isinstance(n.ctx, ast.Store) for n in stores):
+        return None
+    return value.lineno, value.col_offset, value.end_lineno or 0, value.end_col_offset or 0
 
 
 @lru_cache(maxsize=256)
-def _returned(file: str) -> frozenset[tuple[int, int, int, int]]:
-    """Positions of the values of all return statements of a file, in lines and UTF-8 columns."""
+def _functions(file: str) -> tuple[ast.FunctionDef, ...]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
-        return frozenset()
-    values = [n.value for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None]
-    return frozenset(
-        (v.lineno, v.col_offset, v.end_lineno or 0, v.end_col_offset or 0) for v in values
-    )
+        return ()
+    return tuple(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
 
 
 def check_binding(

@@ -71,7 +71,15 @@ GATED: list[tuple[str, str, str, str]] = [
     ("in a module list", "return self.down(self.act(self.list[0](x)) * self.list[1](x))",
      "self.list = nn.ModuleList([self.gate, self.up])\ndel self.gate, self.up", FUSED),
     ("helper that returns it", "return self.compute(x)\n\n"
-     "def compute(self, v):\n    return self.down(self.act(self.gate(v)) * self.up(v))", "", "AP207"),
+     "def compute(self, v):\n    return self.down(self.act(self.gate(v)) * self.up(v))", "", FUSED),
+    ("helper with a local value", "return self.compute(x + 1)\n\ndef compute(self, v):\n"
+     "    h = v * 2\n    return self.down(self.act(self.gate(h)) * self.up(h))", "", "AP207"),
+    ("helper with a branch not taken", "return self.compute(x)\n\ndef compute(self, v):\n"
+     "    if v.shape[1] == 1:\n        return v\n"
+     "    return self.down(self.act(self.gate(v)) * self.up(v))", "", "AP208"),
+    ("helper that keeps a value", "return self.compute(x)\n\ndef compute(self, v):\n"
+     "    self.seen = v.shape\n"
+     "    return self.down(self.act(self.gate(v)) * self.up(v))", "", "AP208"),
     # What looks like it and is not.
     ("different inputs", "return self.down(self.act(self.gate(x)) * self.up(x + 1))", "", NEAR),
     ("gate applied twice", "return self.down(self.act(self.gate(x)) * self.gate(x))", "", NEAR),
@@ -113,7 +121,7 @@ GATED: list[tuple[str, str, str, str]] = [
     ("gate with keyword", "return self.down(self.act(self.gate(input=x)) * self.up(x))", "", NEAR),
     ("up of half the width", """
         return self.down(self.act(self.gate(x)) * self.up(x))""",
-     "self.up = nn.Linear(W, 1)", NEAR),
+     "self.up = nn.Linear(W, 1)", "AP301"),
     ("linear over a view of another width", """
         return self.down(self.act(self.odd(x)) * self.up(x))""", """\
 class Odd(nn.Module):
@@ -154,7 +162,7 @@ self.odd = Odd()""", NEAR),
     ("weight of a list read elsewhere", """
         y = self.down(self.act(self.list[0](x)) * self.up(x))
         return y.to(self.list[0].weight.dtype)""",
-     "self.list = nn.ModuleList([self.gate])", "AP203"),
+     "self.list = nn.ModuleList([self.gate])\ndel self.gate", "AP203"),
     ("module called again", "return self.down(self.act(self.gate(x)) * self.up(x)) + self.up(x).sum()",
      "", "AP203"),
     ("two statements on a line", """
@@ -193,7 +201,7 @@ self.odd = Odd()""", NEAR),
     ("inner value written in place", """
         g = self.gate(x)
         g.view(-1)[0] = 0
-        return self.down(self.act(g) * self.up(x))""", "", "AP204"),
+        return self.down(self.act(g) * self.up(x))""", "", "AP201"),
     ("parts in different branches", """
         g = self.gate(x)
         if x.ndim == 3:

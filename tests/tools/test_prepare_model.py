@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -84,13 +85,20 @@ LLAMA_CPP_TOKENS = {
 }
 BOS = {"smollm2-135m": [], "gemma3-270m": [2]}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+# Read before the tests get a cache of their own: converting 400 million weights takes a minute.
+USER_CACHE = os.environ.get("AUTOPORT_CACHE")
 both = pytest.mark.parametrize("name", sorted(GGUF_MODELS))
 
 
 @pytest.fixture(scope="session")
 def folders() -> dict[str, Path]:
-    """The prepared folders, in the user's cache: the recipe in them is checked by `prepare`."""
-    return {name: prepare_model.prepare(name) for name in GGUF_MODELS}
+    """The prepared folders in the user's cache; one that another recipe wrote is made anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        if USER_CACHE is None:
+            patch.delenv("AUTOPORT_CACHE", raising=False)
+        else:
+            patch.setenv("AUTOPORT_CACHE", USER_CACHE)
+        return {name: prepare_model.prepare(name) for name in GGUF_MODELS}
 
 
 @both

@@ -108,7 +108,7 @@ class RewriteModule(BaseFuser):
     def fuse(self, module: nn.Module, prefix: str, vllm_config: Any) -> nn.Module:
         for layer in self.layers:
             bias = any(w.has_bias for w in layer.weights)
-            made = _build(layer, bias, prefix, vllm_config)
+            made: Any = _build(layer, bias, prefix, vllm_config)
             if bias and layer.sources:  # a part without a bias of its own adds zero
                 made.bias.data.zero_()
             for path in {p.module for w in layer.weights for p in w.parts}:

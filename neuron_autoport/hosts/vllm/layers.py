@@ -46,7 +46,7 @@ class LayerHalf:
         return (second, first) if self.second else (first, second)
 
 
-def load_transposed(layer: nn.Module) -> None:
+def load_transposed(layer: Any) -> None:
     """Let a layer take checkpoint weights that are kept [in, out]: transposed while loading."""
     parameter = layer.weight
     original: Callable[..., Any] = parameter.weight_loader
