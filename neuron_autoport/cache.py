@@ -9,7 +9,7 @@ from pathlib import Path
 def cache_folder(*parts: str) -> Path:
     """A folder below the cache, made if it is not there."""
     root = os.environ.get("AUTOPORT_CACHE")
-    if root is None:
+    if not root:  # an empty variable is no folder either
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         root = str(Path(base) / "neuron-autoport")
     folder = Path(root).joinpath(*parts)

@@ -155,3 +155,22 @@ def proof_of(cls: type[nn.Module], plan: ClassPlan) -> ModuleProof:
         calls.append((args, {}))
     rewritten = generated_of(plan).classes[plan]
     return prove_module("", module, plan, rewritten, calls)
+
+
+def small_config(model_type: str, **more: Any) -> Any:
+    """A small configuration of a transformers model type: two layers, GQA where there is any."""
+    from transformers import CONFIG_MAPPING
+
+    common = {"vocab_size": 96, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1}
+    if model_type == "gpt2":
+        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    elif model_type == "opt":
+        sizes = {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "word_embed_proj_dim": 64, "max_position_embeddings": 64}  # fmt: skip
+    else:
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+                 "max_position_embeddings": 64}  # fmt: skip
+    if model_type == "gemma3_text":
+        more = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]} | more
+    return CONFIG_MAPPING[model_type](**common | sizes | more)

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neuron_autoport.cache import cache_folder
 from neuron_autoport.errors import AutoportError
-from tools.prepare_model import cache_folder
-from tools.server import Server, ServerFailed, free_port, fused_sites, tail
+from tools.server import Server, ServerFailed, free_port, fused_sites, tail, why_it_ended
 
 BIN = Path(sys.executable).parent
 IMPL = "neuron-transformers"
@@ -135,7 +135,7 @@ def serving(folder: Path, impl: str, eager: bool, timeout: float) -> Iterator[tu
     command = serve_command(folder, impl, port, eager)
     print(f"$ {' '.join(command)}")
     command[0] = str(BIN / "vllm")
-    log = cache_folder() / "logs" / f"serve-{folder.name}.log"
+    log = cache_folder("logs") / f"serve-{folder.name}.log"
     print(f"  log: {log}", flush=True)
     url = f"http://127.0.0.1:{port}"
     server = Server(command, log, f"{url}/health", serve_environment())
@@ -150,10 +150,10 @@ def serving(folder: Path, impl: str, eager: bool, timeout: float) -> Iterator[tu
             yield server, f"{url}/v1"
     except ServerFailed as failure:
         raise AutoportError(
-            f"vLLM did not start: {failure}; the end of its log:\n{tail(server.read_log())}",
+            f"vLLM did not start: {failure}\n{why_it_ended(server.read_log())}",
             where=str(log),
-            next_step="--eager does without a C++ compiler; --impl transformers without autoport: "
-            f"{sys.executable} -m tools.demo {folder} --eager",
+            next_step=f"read that log; .venv/bin/python -m tools.demo {folder} with --eager does "
+            "without a C++ compiler, with --impl transformers without autoport",
         ) from failure
 
 
@@ -211,7 +211,7 @@ def report_fused(server: Server, impl: str) -> None:
         raise AutoportError(
             "the server's log does not say what was fused: the plugin was not active",
             where=str(server.log),
-            next_step="make setup; then .venv/bin/autoport doctor",
+            next_step="make setup",
         )
     else:
         print(f"  nothing is fused with --model-impl {impl}")

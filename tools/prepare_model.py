@@ -24,19 +24,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neuron_autoport.cache import cache_folder
 from neuron_autoport.errors import AutoportError
 from tools.gguf_models import GGUF_MODELS, GgufModel
 
 # Written last. A folder whose marker names another recipe is made anew.
 MARKER = "prepared.json"
-
-
-def cache_folder() -> Path:
-    """$AUTOPORT_CACHE, else neuron-autoport in $XDG_CACHE_HOME or ~/.cache."""
-    if chosen := os.environ.get("AUTOPORT_CACHE"):
-        return Path(chosen).expanduser().resolve()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().resolve() / "neuron-autoport"
 
 
 def quiet_environment() -> None:
@@ -161,12 +154,11 @@ def prepare(model: str, say: Any = print) -> Path:
                 next_step=f"MODEL={' or MODEL='.join(GGUF_MODELS)} or MODEL=/path/to/model",
             )
         return folder
-    parent = cache_folder() / "models"
+    parent = cache_folder("models")
     folder = parent / model
     if is_finished(folder):
         say(f"reusing {folder}")
         return folder
-    parent.mkdir(parents=True, exist_ok=True)
     with _lock(parent / f"{model}.lock"):
         if not is_finished(folder):
             say(f"converting {model} from the package {GGUF_MODELS[model].package} (float32)")

@@ -23,6 +23,10 @@ from types import TracebackType
 LOG_LINE = re.compile(r"^(?:\(.*?\) )?INFO \S+ \S+ \[[^\]]*\] (.*)$")
 # Drawn letters, the list of routes, and a notice that comes every minute of a long compilation.
 UNTELLING = re.compile(r"^[\s█▄▀]|^$|^Route: |^No available shared memory")
+# "(Worker pid=9) ERROR 11-29 16:40:01 [worker.py:10] ValueError: why" or "ValueError: why"
+ERROR_LINE = re.compile(
+    r"^(?:(?:\(.*?\) )?ERROR \S+ \S+ \[[^\]]*\] )?([\w.]+(?:Error|Exception|Failed): .*)$"
+)
 FUSED_LINE = re.compile(r"autoport: fused (\d+) of (\d+) sites.*")
 
 
@@ -55,6 +59,19 @@ def fused_sites(log: str) -> tuple[int, int, str] | None:
     if not matches:
         return None
     return int(matches[-1].group(1)), int(matches[-1].group(2)), matches[-1].group(0).strip()
+
+
+def why_it_ended(log: str, most: int = 3) -> str:
+    """The last different errors in `log`, first one first, or its end if there are none; indented.
+
+    A failing vLLM prints one error from each of its processes, the cause first, each with a long
+    traceback; the end of the log alone says only that some process failed.
+    """
+    found = [match.group(1) for line in log.splitlines() if (match := ERROR_LINE.match(line))]
+    different = list(dict.fromkeys(line for line in found if "See root cause above" not in line))
+    if not different:
+        return tail(log)
+    return "\n".join(f"    {line[:400]}" for line in different[-most:])
 
 
 def tail(log: str, lines: int = 20) -> str:

@@ -118,7 +118,7 @@ def _translate(value: object) -> object:
         raise AutoportError(
             f"the installed plugin has no {type(value).__name__}.{value.name}",
             where=PLUGIN_ENUMS,
-            next_step="autoport doctor",
+            next_step="pip show vllm-neuron nki",
         )
     found: object = member
     return found

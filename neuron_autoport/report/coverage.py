@@ -129,6 +129,8 @@ class _Measure:
             if op.name == "module" and op.trace is not None:
                 self.walk(target, _bare(str(op.target)), op.trace, plan, site)
             elif op.name == "param":
+                reading = (sites[user] for user in op.users if user in sites)
+                site = site or next(reading, None)  # a weight that is read is no part of a match
                 self.readers[target] = self.readers.get(target) or site
             else:
                 self.calls[op, plan, caller, name, site] += 1

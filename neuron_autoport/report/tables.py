@@ -56,7 +56,7 @@ def _what(row: s.Leftover) -> Text:
     listed = ", ".join(names) + (", …" if len(row.operations) > len(names) else "")
     if row.function is None:
         return Text.assemble(listed, (f" ({row.kind})", "dim"))
-    return Text.assemble(row.function, (f": {listed}", "dim"))
+    return Text.assemble(row.function.split("<locals>.")[-1], (f": {listed}", "dim"))
 
 
 def limit_table(report: s.Report) -> Iterator[Padding]:

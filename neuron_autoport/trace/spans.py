@@ -64,13 +64,13 @@ def running_spans(forward: CodeType) -> tuple[Span, ...]:
 
     Returns:
         Spans, the one in `forward` first and the innermost last; frames of torch and of the tracer
-        are left out. Empty if `forward` is not on the stack.
+        are left out, but for a forward that is torch's own. Empty if `forward` is not on the stack.
     """
     chain: list[Span] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((_TORCH_ROOT, _TRACE_ROOT)):
+        if code is forward or not code.co_filename.startswith((_TORCH_ROOT, _TRACE_ROOT)):
             span = _span(frame)
             if span is not None:
                 chain.append(span)

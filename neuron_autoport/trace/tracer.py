@@ -39,6 +39,10 @@ _RUN_ERRORS = (
 )  # fmt: skip
 
 
+# Questions with a yes-or-no answer: `if t`, `3 in t`, `torch.equal(t, u)`.
+_YES_OR_NO = frozenset({"__bool__", "__contains__", "equal", "allclose", "is_nonzero"})
+
+
 class CannotAnswer(Exception):
     """A Python value was asked of a tensor that has none, or a child's trace ended early."""
 
@@ -62,7 +66,7 @@ class Session(TorchFunctionMode):
         if not self.stack:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
-        if name == "__bool__" and args[0].device.type == "meta":
+        if name in _YES_OR_NO and args[0].device.type == "meta":
             # No value to answer with: take the branch not taken, and say so. The source keeps both.
             self.stack[-1].assumed.append(str(running_spans(self.stack[-1].code)[:1]))
             return False

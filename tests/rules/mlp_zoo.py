@@ -73,7 +73,7 @@ GATED: list[tuple[str, str, str, str]] = [
     ("helper that returns it", "return self.compute(x)\n\n"
      "def compute(self, v):\n    return self.down(self.act(self.gate(v)) * self.up(v))", "", FUSED),
     ("helper with a local value", "return self.compute(x + 1)\n\ndef compute(self, v):\n"
-     "    h = v * 2\n    return self.down(self.act(self.gate(h)) * self.up(h))", "", "AP207"),
+     "    h = v * 2\n    return self.down(self.act(self.gate(h)) * self.up(h))", "", "AP202"),
     ("helper with a branch not taken", "return self.compute(x)\n\ndef compute(self, v):\n"
      "    if v.shape[1] == 1:\n        return v\n"
      "    return self.down(self.act(self.gate(v)) * self.up(v))", "", "AP208"),

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.server import Server, ServerFailed, free_port, fused_sites, last_message, tail
+from tools.server import (
+    Server,
+    ServerFailed,
+    free_port,
+    fused_sites,
+    last_message,
+    tail,
+    why_it_ended,
+)
 
 # Answers 200 to everything. Its child, like a worker, ignores polite signals.
 HTTP_SERVER = '''
@@ -130,3 +138,16 @@ def test_fused_sites_are_read_from_the_last_total_line() -> None:
 
 def test_tail() -> None:
     assert tail("a\nb\nc\n\n", lines=2) == "    b\n    c"
+
+
+def test_why_it_ended_gives_the_cause_before_what_followed_from_it() -> None:
+    log = (
+        "(Worker pid=9) ERROR 11-29 17:19:22 [w.py:10]     raise ValueError(\n"
+        "(Worker pid=9) ERROR 11-29 17:19:22 [w.py:10] ValueError: too little memory\n"
+        "(Worker pid=9) ERROR 11-29 17:19:22 [w.py:10] ValueError: too little memory\n"
+        "(EngineCore pid=5) ERROR 11-29 17:19:22 [core.py:15] RuntimeError: Worker failed\n"
+        "RuntimeError: Engine core initialization failed. See root cause above. {}\n"
+        "  warnings.warn('leaked')\n"
+    )
+    assert why_it_ended(log) == "    ValueError: too little memory\n    RuntimeError: Worker failed"
+    assert why_it_ended("usage: vllm\nno such option\n") == "    usage: vllm\n    no such option"

@@ -59,9 +59,10 @@ def prompts(vocabulary: int = 128) -> list[list[int]]:
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
-def make_model(model_type: str, folder: Path) -> Path:
+def make_model(model_type: str, folder: Path, **changes: Any) -> Path:
     """A tiny random model of this type as a Hugging Face folder, float32, adversarial weights."""
-    sizes = {k: v for k, v in {**_SIZES, **MODELS[model_type]}.items() if v is not None}
+    wanted = {**_SIZES, **MODELS[model_type], **changes}
+    sizes = {k: v for k, v in wanted.items() if v is not None}
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

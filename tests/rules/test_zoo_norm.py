@@ -1,0 +1,49 @@
+"""Every RMS norm is fused by the rule of its own rounding order; look-alikes are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import plan_of, proof_of, zoo_class
+from tests.rules.norm_zoo import NEAR, NORMS, source_of
+
+
+@pytest.mark.parametrize(
+    ("body", "init", "expected"), [n[1:] for n in NORMS], ids=[n[0] for n in NORMS]
+)
+def test_zoo(body: str, init: str, expected: str) -> None:
+    cls = zoo_class(source_of(body, init))
+    plan = plan_of(cls)
+    assert plan.trace.end is None, plan.trace.end
+    full = [r for r in plan.refusals if r.steps == "all"]
+    if expected.startswith("rms"):
+        assert [s.rule.name for s in plan.sites] == [expected], plan.refusals
+        proof = proof_of(cls, plan)
+        assert proof.passed, f"{proof.figures()}\n{plan.new_source()}"
+        return
+    assert not plan.sites, plan.new_source()
+    if expected == NEAR:
+        assert not full, full
+        return
+    assert {r.code for r in full} == {expected}, full
+    assert full[0].span is not None and full[0].message
+
+
+def test_epsilon_and_offset_come_from_the_graph() -> None:
+    """The literal in the call is the value the module holds, not a default."""
+    body = next(n[1] for n in NORMS if n[0] == "zero centred")
+    plan = plan_of(zoo_class(source_of(body, "self.eps = 0.0625")))
+    source = plan.new_source() or ""
+    assert "NK.rms_norm(x, self.weight, eps=0.0625, offset=1.0, weight_in_fp32=True)" in source
+
+
+def test_fp32_input_is_left_alone() -> None:
+    """With float32 inputs a cast to float32 is none: no rounding order can be read from that."""
+    from neuron_autoport.rewrite.plan import plan_class
+    from neuron_autoport.rules.library import load_rules
+    from tests.helpers import trace_of
+
+    import torch
+
+    cls = zoo_class(source_of(NORMS[0][1], ""))
+    assert not plan_class(trace_of(cls, torch.float32), load_rules()).sites
