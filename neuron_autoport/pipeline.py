@@ -11,7 +11,7 @@ import inspect
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -65,10 +65,13 @@ def proved_port(
     proof = _read(key) if use_cache else None
     cached = proof is not None
     prover: Prover | None = None
+    dropped: list[Dropped] = []
     while True:
         if proof is None:
             prover = prover or Prover(source, library)
             proof = prover.prove(port)
+            dropped += [d for d in proof.dropped if d not in dropped]
+            proof = replace(proof, dropped=tuple(dropped))
         if proof.without <= port.without:
             break
         port = replan(port, library, port.without | proof.without)

@@ -149,5 +149,6 @@ def _attention_facts(op: Op) -> dict[str, str]:
     for key_name, label in labels.items():
         value = op.attrs.get(key_name)
         if value is not None:
-            facts[label] = f"{value:g}" if isinstance(value, float) else str(value)
+            text = value.label if isinstance(value, Op) else str(value)
+            facts[label] = f"{value:g}" if isinstance(value, float) else text
     return facts
