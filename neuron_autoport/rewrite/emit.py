@@ -109,8 +109,13 @@ class _Qualify(cst.CSTTransformer):
 
 
 def _class_block(name: str, base: str, forward: str) -> str:
-    docstring = f'    """`{base.rpartition(".")[2]}` with a rewritten forward."""\n\n'
-    return f"class {name}({base}):\n{docstring}{textwrap.indent(forward.strip(), '    ')}\n"
+    docstring = f'"""`{base.rpartition(".")[2]}` with a rewritten forward."""'
+    shell = cst.parse_module(f"class {name}({base}):\n    {docstring}\n")
+    function, cls = cst.parse_module(forward).body[0], shell.body[0]
+    assert isinstance(function, cst.FunctionDef) and isinstance(cls, cst.ClassDef)
+    method = function.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+    body = cls.body.with_changes(body=[*cls.body.body, method])  # as a tree: strings stay as they are
+    return shell.with_changes(body=[cls.with_changes(body=body)]).code
 
 
 def _globals_read(source: str, plan: ClassPlan) -> set[str]:

@@ -33,8 +33,9 @@ Fault = tuple[str, ast.AST]
 
 def near(word: str, known: Iterable[str]) -> str:
     """`; did you mean ...?`, or nothing."""
-    found = difflib.get_close_matches(word, sorted(known), 1)
-    return f"; did you mean `{found[0]}`?" if found else ""
+    lower = {name.lower(): name for name in sorted(known)}
+    found = difflib.get_close_matches(word.lower(), lower, 1)
+    return f"; did you mean `{lower[found[0]]}`?" if found else ""
 
 
 def check_code(tree: ast.expr, weights: Collection[str], names: Collection[str]) -> Iterator[Fault]:

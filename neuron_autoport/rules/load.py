@@ -28,7 +28,7 @@ FIELDS: dict[str, type] = {
     "require": list, "weights": dict, "replace": str, "shard": dict, "neuron": list, "examples": dict,
 }  # fmt: skip
 _NEEDED = ("rule", "summary", "match", "replace")
-_SAID = {str: "text", dict: "a mapping", list: "a list"}
+_SAID: dict[type, str] = {str: "text", dict: "a mapping", list: "a list"}
 _NEXT = "autoport rules show gated_mlp"
 
 
@@ -62,6 +62,7 @@ class _Reader:
         self.path, self.data, self.text = path, data, text
         self.places = Places(path, text)
         self.faults: list[str] = []
+        self.bound = True
 
     def fault(self, message: str, place: str) -> None:
         self.faults.append(f"{place}: {message}")
@@ -77,6 +78,7 @@ class _Reader:
         match = self.statements("match", modules, set(choices))
         given = self.statements("given", modules, set(choices))
         names = {n for s in (*match, *given) for n in (*s.targets, *names_in(s.pattern))}
+        self.bound = not self.faults  # else names that a wrong pattern binds would be unknown
         weights = self.weights(modules)
         rule = Rule(
             name=str(self.data["rule"]),
@@ -96,7 +98,7 @@ class _Reader:
             rejects=self.examples("rejects"),
             text=self.text,
         )
-        if match:  # else all of these would be blamed for it
+        if self.bound:
             self.check_names(rule, names)
         self.raise_faults()
         return rule
@@ -189,7 +191,7 @@ class _Reader:
             place = self.places.of_value(self.data, "replace")
             self.fault("expected one equation, `outputs = NF.function(...)`", place)
             return nothing
-        if names:
+        if self.bound:
             for message, node in check_code(body[0].value, weights, names - weights):
                 self.fault(message, self.code_place(self.data, "replace", node))
         return body[0]
@@ -207,7 +209,7 @@ class _Reader:
                 self.fault(f"`{text}`: {error}", self.places.of_value(box, i, 1, error.column))
                 continue
             found.append((text, tree))
-            for message, node in check_condition(tree, linears, names):
+            for message, node in check_condition(tree, linears, names) if self.bound else ():
                 self.fault(f"`{text}`: {message}", self.code_place(box, i, node))
         return tuple(found)
 

@@ -154,8 +154,9 @@ class _Parser:
     def expression(self, node: ast.expr) -> Pattern:
         if isinstance(node, ast.Name):
             return Var(node.id)
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            return Const(node.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            if not isinstance(node.value, bool):
+                return Const(node.value)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             inner = self.expression(node.operand)
             return Const(-inner.value) if isinstance(inner, Const) else OpPattern("neg", (inner,))

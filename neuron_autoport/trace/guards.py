@@ -32,7 +32,7 @@ def snapshot(value: Any) -> Any:
         return (type(value).__name__, *(snapshot(v) for v in value))
     if isinstance(value, nn.Module):
         # Iterating a container of modules is seen by no attribute read: its children count.
-        return ("module", type(value), tuple((n, type(c)) for n, c in value.named_children()))
+        return ("module", type(value), tuple((n, type(c)) for n, c in value._modules.items()))
     if isinstance(value, functools.partial):
         keywords = tuple(sorted((k, snapshot(v)) for k, v in value.keywords.items()))
         return ("partial", snapshot(value.func), snapshot(value.args), keywords)

@@ -1,0 +1,74 @@
+"""Where rules come from, and that each built-in one says what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuron_autoport.errors import RuleError
+from neuron_autoport.rules.library import builtin_folder, load_rules, rules_digest, user_folders
+
+OTHER = """\
+rule: {name}
+summary: {summary}
+match: y = rsqrt(x)
+replace: y = NK.rms_norm(x)
+"""
+
+
+def write(folder: Path, name: str, summary: str = "mine") -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.yaml"
+    path.write_text(OTHER.format(name=name, summary=summary))
+    return path
+
+
+def test_the_built_in_rules() -> None:
+    found = {r.name: (r.role, r.call, r.outputs) for r in load_rules()}
+    assert found == {
+        "gated_mlp": ("gated_mlp", "NF.mlp", ("y",)),
+        "gated_mlp_packed": ("gated_mlp", "NF.mlp", ("y",)),
+        "o_proj": ("o_proj", "NF.o_proj", ("y",)),
+        "qkv_proj": ("qkv_proj", "NF.qkv_proj", ("q", "k", "v")),
+        "qkv_proj_packed": ("qkv_proj", "NF.qkv_proj", ("q", "k", "v")),
+        "rms_norm": ("rms_norm", "NK.rms_norm", ("y",)),
+        "rms_norm_fp32_weight": ("rms_norm", "NK.rms_norm", ("y",)),
+        "rms_norm_weightless": ("rms_norm", "NK.rms_norm", ("y",)),
+        "rms_norm_zero_centered": ("rms_norm", "NK.rms_norm", ("y",)),
+    }
+    assert all(r.path.is_relative_to(builtin_folder()) for r in load_rules())
+
+
+def test_a_users_rule_replaces_the_built_in_one_of_its_name(tmp_path: Path) -> None:
+    write(tmp_path / "a", "gated_mlp")
+    write(tmp_path / "a", "my_own")
+    rules = {r.name: r for r in load_rules([tmp_path / "a"])}
+    assert rules["gated_mlp"].summary == "mine" and rules["gated_mlp"].path.parent == tmp_path / "a"
+    assert len(rules) == len(load_rules()) + 1
+    write(tmp_path / "b", "gated_mlp", "the later folder's")
+    later = {r.name: r for r in load_rules([tmp_path / "a", tmp_path / "b"])}
+    assert later["gated_mlp"].summary == "the later folder's"
+    assert {r.name: r for r in load_rules()}["gated_mlp"].summary != "mine"
+
+
+def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
+    write(tmp_path, "mine", "first")
+    before = load_rules([tmp_path])
+    write(tmp_path, "mine", "other")
+    after = load_rules([tmp_path])
+    assert {r.name: r for r in after}["mine"].summary == "other"
+    assert rules_digest(before) != rules_digest(after) != rules_digest(load_rules())
+    assert rules_digest(after) == rules_digest(load_rules([tmp_path]))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match="does not exist"):
+        load_rules([tmp_path / "none"])
+
+
+def test_folders_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOPORT_RULES", f"{tmp_path}:{tmp_path / 'b'}")
+    assert user_folders() == (tmp_path, tmp_path / "b")
+    monkeypatch.setenv("AUTOPORT_RULES", "")
+    assert user_folders() == ()
