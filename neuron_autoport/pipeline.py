@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -114,6 +115,6 @@ def _comparison(data: dict[str, Any] | None) -> Comparison | None:
 
 def _write(key: str, proof: Proof) -> None:
     path = cache_folder("proofs") / f"{key}.json"
-    part = path.with_suffix(f".{id(proof)}.part")
+    part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(asdict(proof), indent=1), encoding="utf-8")
     part.replace(path)

@@ -63,11 +63,15 @@ class ModelSource:
 def source_of_config(
     config: PretrainedConfig, name: str, *, trust_remote_code: bool = False
 ) -> ModelSource:
-    """A model whose configuration a host has already read."""
-    architectures = getattr(config, "architectures", None) or [type(config).__name__]
-    return ModelSource(
-        name, "folder", None, config, config.get_text_config(), architectures[0], trust_remote_code
-    )
+    """A model whose configuration a host has already read.
+
+    Raises:
+        ModelError: it is no decoder-only causal language model.
+    """
+    architecture = _architecture(config, name, trust_remote_code)
+    _refuse_encoder(config, name)
+    text = _text_config(config, name)
+    return ModelSource(name, "folder", None, config, text, architecture, trust_remote_code)
 
 
 def causal_model_types() -> list[str]:

@@ -11,6 +11,7 @@ import ast
 import builtins
 import hashlib
 import importlib.util
+import os
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -155,7 +156,7 @@ def _load(text: str) -> ModuleType:
         return sys.modules[name]
     path = cache_folder("generated") / f"{name}.py"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        part = path.with_suffix(f".{id(text)}.part")
+        part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     spec = importlib.util.spec_from_file_location(name, path)

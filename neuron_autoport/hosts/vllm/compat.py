@@ -13,8 +13,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from neuron_autoport.errors import AutoportError
+from neuron_autoport.errors import AutoportError, ModelError
 from neuron_autoport.hosts.vllm import MODEL_IMPL
+from neuron_autoport.models.source import ModelSource, source_of_config
 
 CHECKED_WITH = ("0.32.0",)
 _MODULE = "neuron_autoport.hosts.vllm.model"
@@ -86,25 +87,29 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
         if model_config.model_impl != MODEL_IMPL:
             return original(architectures, model_config)
         check_version()
-        check_model(architectures, model_config)
+        check_model(model_config)
         moe = "MoE" if model_config.is_moe else ""
         return original([f"NeuronTransformers{moe}ForCausalLM"], model_config)
 
     return route
 
 
-def check_model(architectures: Any, model_config: Any) -> None:
-    """Refuse, before any weight is read, what is no decoder-only causal language model."""
-    config = model_config.hf_config
-    listed = [architectures] if isinstance(architectures, str) else list(architectures)
-    where = str(model_config.model)
-    look = f"autoport inspect {where}"
-    if getattr(config, "is_encoder_decoder", False):
-        raise HostError(f"{listed} is an encoder-decoder; only decoders are served", where, look)
+def check_model(model_config: Any) -> ModelSource:
+    """The model of vLLM's configuration; refused, before any weight is read, if we cannot serve it.
+
+    Raises:
+        HostError: it is no decoder-only causal language model, or a multimodal one.
+    """
+    config, where = model_config.hf_config, str(model_config.model)
     if config is not config.get_text_config():
-        raise HostError(f"{listed} is multimodal; only text models are served", where, look)
-    if not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in listed):
-        raise HostError(f"{listed} is no causal language model", where, look)
+        what = f"`{config.model_type}` is multimodal; only text models are served"
+        raise HostError(what, where, f"vllm serve {where} --model-impl auto")
+    try:
+        return source_of_config(
+            config, where, trust_remote_code=bool(model_config.trust_remote_code)
+        )
+    except ModelError as error:
+        raise HostError(error.what, error.where, error.next_step) from None
 
 
 def with_fusers(method: Callable[..., Any], fusers: type) -> Callable[..., Any]:

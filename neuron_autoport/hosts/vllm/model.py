@@ -11,10 +11,9 @@ from vllm.model_executor.models.transformers.causal import CausalMixin
 from vllm.model_executor.models.transformers.moe import MoEMixin
 
 from neuron_autoport.hosts.vllm.attention import check_attention
-from neuron_autoport.hosts.vllm.compat import check_version, with_fusers
+from neuron_autoport.hosts.vllm.compat import check_model, check_version, with_fusers
 from neuron_autoport.hosts.vllm.fusers import PlannedFusers, RewriteModule
 from neuron_autoport.hosts.vllm.head import apply_head
-from neuron_autoport.models.source import source_of_config
 from neuron_autoport.pipeline import ProvedPort, proved_port
 from neuron_autoport.report.summary import refusal_lines, total_line
 
@@ -30,12 +29,7 @@ class NeuronTransformersMixin(Base):
         # Before vLLM's backend wraps the decoder class for compilation: the small model of the
         # proof is of the same class and must run as transformers has it.
         check_version()
-        source = source_of_config(
-            self.config,
-            str(self.model_config.model),
-            trust_remote_code=self.model_config.trust_remote_code,
-        )
-        self.proved = proved_port(source)
+        self.proved = proved_port(check_model(self.model_config))
         super()._decorate_for_torch_compile()
 
     def recursive_replace(self) -> None:

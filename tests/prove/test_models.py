@@ -1,0 +1,40 @@
+"""The built-in rules on small models of many architectures: all is proved, nothing is dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from neuron_autoport.pipeline import proved_port
+from neuron_autoport.rules.library import load_rules
+from tests.helpers import small_config
+
+# Sites of two layers: counted by hand from transformers' modeling files.
+USUAL = {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2, "rms_norm": 5}
+EXPECTED: dict[str, dict[str, int]] = {
+    "llama": USUAL,
+    "qwen2": USUAL,
+    "qwen3": {**USUAL, "rms_norm": 9},  # with norms on the heads of q and k
+    "mistral": USUAL,
+    "gemma3_text": {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2, "rms_norm_zero_centered": 13},
+    "granite": USUAL,
+    "phi3": {"qkv_proj_packed": 2, "o_proj": 2, "gated_mlp_packed": 2, "rms_norm": 5},
+    "stablelm": {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2},  # layer norms
+    "opt": {"qkv_proj": 2, "o_proj": 2},  # layer norms, no gate
+    "gpt2": {"o_proj": 2},  # its packed projection is named again by the cross-attention branch
+    "olmo2": {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2, "rms_norm_fp32_weight": 9},
+}
+
+
+@pytest.mark.parametrize("model_type", EXPECTED)
+def test_nothing_is_dropped(model_type: str) -> None:
+    proved = proved_port(small_config(model_type), load_rules(), use_cache=False)
+    assert proved.proof.dropped == () and proved.port.without == frozenset()
+    found = Counter(site.rule.name for _, site in proved.port.sites())
+    assert found == EXPECTED[model_type]
+    assert proved.proof.logits is not None and proved.proof.logits.passed
+    assert proved.proof.modules and all(m.passed for m in proved.proof.modules)
+    # Every rewritten class has its figures.
+    shown = {m.class_name for m in proved.proof.modules}
+    assert {c.__name__.split("_")[0] for c in proved.generated.classes.values()} <= shown
