@@ -86,7 +86,13 @@ def proved_port(
 def _key(source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...], made: Generated) -> str:
     digest = hashlib.sha256()
     config = source.config if isinstance(source, ModelSource) else source
-    parts = [__version__, torch.__version__, transformers.__version__, rules_digest(rules), made.text]
+    parts = [
+        __version__,
+        torch.__version__,
+        transformers.__version__,
+        rules_digest(rules),
+        made.text,
+    ]
     parts.append(config.to_json_string(use_diff=False))
     parts += sorted(inspect.getsource(p.trace.module_class) for p in made.classes)
     for part in parts:

@@ -40,9 +40,7 @@ def compare(truth: Any, original: Any, rewritten: Any, dtype: torch.dtype) -> Co
         truth, original, rewritten: outputs of the same structure; truth in a higher precision.
         dtype: of original and rewritten: float32 or bfloat16.
     """
-    limit, floor = (
-        (BF16_RATIO, BF16_FLOOR) if dtype is torch.bfloat16 else (FP32_RATIO, FP32_FLOOR)
-    )
+    limit, floor = (BF16_RATIO, BF16_FLOOR) if dtype is torch.bfloat16 else (FP32_RATIO, FP32_FLOOR)
     outputs = [_floats(v) for v in (truth, original, rewritten)]
     if len({len(o) for o in outputs}) != 1:
         return Comparison(0.0, float("inf"), True, False)

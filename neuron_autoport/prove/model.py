@@ -84,9 +84,7 @@ class Prover:
 class _TinyProof:
     """Proof on a small model; drops what fails and proves the rest again."""
 
-    def __init__(
-        self, source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...]
-    ) -> None:
+    def __init__(self, source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...]) -> None:
         self.source, self.rules = source, rules
         self.config = source.config if isinstance(source, ModelSource) else source
         self.model = real_model(source, dtype=torch.float32, attn_implementation="eager")
@@ -110,14 +108,18 @@ class _TinyProof:
                 continue
             self.logits = self.compare_logits(port, made)
             if not self.logits.passed and (sites := self.all_sites(port)):
-                figures = f"logits: {self.logits.rewritten:.1e}, original {self.logits.original:.1e}"
+                figures = (
+                    f"logits: {self.logits.rewritten:.1e}, original {self.logits.original:.1e}"
+                )
                 self.dropped += [Dropped(c, r, "AP701", figures) for c, r in sites]
                 continue
             self.texts = {(p.trace.module_class, p.new_source() or "") for p in made.classes}
             return
 
     def all_sites(self, port: Port) -> list[tuple[str, str]]:
-        return sorted({(p.trace.module_class.__name__, s.rule.name) for p in port.plans for s in p.sites})
+        return sorted(
+            {(p.trace.module_class.__name__, s.rule.name) for p in port.plans for s in p.sites}
+        )
 
     def record(self) -> dict[str, list[Call]]:
         """Arguments of every module call in one run of the original."""
@@ -169,9 +171,7 @@ class _TinyProof:
         made = generate(port.plans, f"small {self.config.model_type}")
         plan = port.where[proof.path]
         module = self.model.get_submodule(proof.path)
-        return prove_module(
-            proof.path, module, plan, made.classes[plan], calls[proof.path]
-        ).passed
+        return prove_module(proof.path, module, plan, made.classes[plan], calls[proof.path]).passed
 
     def compare_logits(self, port: Port, made: Generated) -> Comparison:
         new = copy.deepcopy(self.model)
@@ -238,12 +238,16 @@ def _cover(port: Port, tiny: _TinyProof | None, how: str) -> Proof:
     return Proof(tuple(proofs), tiny.logits if tiny else None, tuple(dropped), how)
 
 
-def _prove_at_own_size(model: nn.Module, path: str, plan: ClassPlan, made: Generated) -> ModuleProof:
+def _prove_at_own_size(
+    model: nn.Module, path: str, plan: ClassPlan, made: Generated
+) -> ModuleProof:
     meta = model.get_submodule(path)
     name = type(meta).__name__
     size = sum(p.numel() for p in meta.parameters())
     if size > _OWN_SIZE_LIMIT:
-        return ModuleProof(path, name, None, None, f"{size:,} parameters are too many to prove at full size")
+        return ModuleProof(
+            path, name, None, None, f"{size:,} parameters are too many to prove at full size"
+        )
     try:
         module = copy.deepcopy(meta).to_empty(device="cpu").float()
         for part in module.modules():
@@ -252,9 +256,10 @@ def _prove_at_own_size(model: nn.Module, path: str, plan: ClassPlan, made: Gener
                 reset()
         _fill_unset(module)
         adversarial_(module)
-        if hasattr(module, "config"):
-            module.config = copy.deepcopy(module.config)
-            module.config._attn_implementation = "eager"
+        own: Any = module
+        if hasattr(own, "config"):
+            own.config = copy.deepcopy(own.config)
+            own.config._attn_implementation = "eager"
         calls = [_real_call(plan.trace.call)]
     except (RuntimeError, AutoportError) as error:
         return ModuleProof(path, name, None, None, f"could not be made real: {error}")
@@ -266,7 +271,9 @@ def _fill_unset(module: nn.Module) -> None:
     for part in module.modules():
         if not callable(getattr(part, "reset_parameters", None)):
             for parameter in part.parameters(recurse=False):
-                nn.init.ones_(parameter) if parameter.dim() < 2 else nn.init.normal_(parameter, std=0.05)
+                nn.init.ones_(parameter) if parameter.dim() < 2 else nn.init.normal_(
+                    parameter, std=0.05
+                )
 
 
 def _real_call(call: Call) -> Call:

@@ -115,7 +115,9 @@ def _class_block(name: str, base: str, forward: str) -> str:
     function, cls = cst.parse_module(forward).body[0], shell.body[0]
     assert isinstance(function, cst.FunctionDef) and isinstance(cls, cst.ClassDef)
     method = function.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
-    body = cls.body.with_changes(body=[*cls.body.body, method])  # as a tree: strings stay as they are
+    body = cls.body.with_changes(
+        body=[*cls.body.body, method]
+    )  # as a tree: strings stay as they are
     return shell.with_changes(body=[cls.with_changes(body=body)]).code
 
 
@@ -144,7 +146,9 @@ def _file_text(
     unused = {"NF": "NF.", "NK": "NK."}
     body = "\n\n\n".join(b.rstrip("\n") for b in blocks)
     lines = [
-        x for x in lines if not any(x.endswith(f" as {n}") and u not in body for n, u in unused.items())
+        x
+        for x in lines
+        if not any(x.endswith(f" as {n}") and u not in body for n, u in unused.items())
     ]
     return "\n".join(lines) + "\n\n\n" + body + "\n"
 

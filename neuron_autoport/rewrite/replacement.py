@@ -27,7 +27,9 @@ def replacement_text(
         sources: source text of each captured value the replacement reads.
         indent: columns the statement it stands in is indented by.
     """
-    tree = _Fill(rule, match, {w.name: w for w in weights}, sources).visit(_copy(rule.replace.value))
+    tree = _Fill(rule, match, {w.name: w for w in weights}, sources).visit(
+        _copy(rule.replace.value)
+    )
     return layout(ast.unparse(ast.fix_missing_locations(tree)), indent)
 
 

@@ -145,7 +145,12 @@ def describe(match: Match) -> dict[str, Any]:
 def _attention_facts(op: Op) -> dict[str, str]:
     query, key = op.inputs[0], op.inputs[1]
     facts = {"heads": f"{query.shape[1]}/{key.shape[1]} of {query.shape[-1]}"}
-    labels = {"scaling": "scale", "sliding_window": "window", "softcap": "softcap", "s_aux": "sinks"}
+    labels = {
+        "scaling": "scale",
+        "sliding_window": "window",
+        "softcap": "softcap",
+        "s_aux": "sinks",
+    }
     for key_name, label in labels.items():
         value = op.attrs.get(key_name)
         if value is not None:

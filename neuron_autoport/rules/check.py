@@ -80,7 +80,10 @@ class _Code:
                 yield f"{base.id} has no `{node.attr}`{near(node.attr, _space(base.id))}", node
         elif (kind := _enum(base)) is not None:
             if node.attr not in kind.__members__:
-                yield f"{ast.unparse(base)} has no `{node.attr}`{near(node.attr, kind.__members__)}", node
+                yield (
+                    f"{ast.unparse(base)} has no `{node.attr}`{near(node.attr, kind.__members__)}",
+                    node,
+                )
         elif isinstance(base, ast.Name) and base.id in self.weights:
             if node.attr not in WEIGHT:
                 yield f"a weight has no `{node.attr}`{near(node.attr, WEIGHT)}", node
@@ -97,7 +100,10 @@ class _Code:
                 yield from self.signature(node, base.id, function.attr)
             else:
                 if function.attr not in METHODS:
-                    yield f"method `{function.attr}` is not allowed{near(function.attr, METHODS)}", node
+                    yield (
+                        f"method `{function.attr}` is not allowed{near(function.attr, METHODS)}",
+                        node,
+                    )
                 yield from self.check(base)
         else:
             yield "call a function of NF or NK, or a method of a value", node
@@ -112,7 +118,9 @@ class _Code:
             return
         assert function is not None
         try:
-            inspect.signature(function).bind(*node.args, **{k.arg or "**": None for k in node.keywords})
+            inspect.signature(function).bind(
+                *node.args, **{k.arg or "**": None for k in node.keywords}
+            )
         except TypeError as error:
             yield f"{space}.{name}: {error}", node
 
@@ -138,7 +146,9 @@ def _enum(node: ast.AST) -> type[Enum] | None:
     return None
 
 
-def check_condition(tree: ast.AST, linears: Collection[str], names: Collection[str]) -> Iterator[Fault]:
+def check_condition(
+    tree: ast.AST, linears: Collection[str], names: Collection[str]
+) -> Iterator[Fault]:
     """Names and attributes of a condition that nothing will have."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in names:

@@ -115,7 +115,9 @@ def _value(tree: ast.AST, names: Mapping[str, Any]) -> Any:
 
 def _attribute(tree: ast.Attribute, value: Any) -> Any:
     if not hasattr(value, tree.attr):
-        raise ExpressionError(f"no `{tree.attr}` on `{ast.unparse(tree.value)}`", tree.col_offset + 1)
+        raise ExpressionError(
+            f"no `{tree.attr}` on `{ast.unparse(tree.value)}`", tree.col_offset + 1
+        )
     return getattr(value, tree.attr)
 
 

@@ -48,7 +48,9 @@ def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
     rules = {rule.name: rule for rule in _load_folder(builtin_folder())}
     for folder in folders:
         if not folder.is_dir():
-            raise RuleError(f"rule folder {folder} does not exist", str(folder), "ls " + str(folder.parent))
+            raise RuleError(
+                f"rule folder {folder} does not exist", str(folder), "ls " + str(folder.parent)
+            )
         rules.update({rule.name: rule for rule in _load_folder(folder)})
     return tuple(rules[name] for name in sorted(rules))
 

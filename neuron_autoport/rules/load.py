@@ -175,7 +175,9 @@ class _Reader:
             self.fault(str(error), self.places.of_value(self.data, key, error.line, error.column))
             return ()
         if not found:
-            self.fault("expected an equation, `name = expression`", self.places.of_value(self.data, key))
+            self.fault(
+                "expected an equation, `name = expression`", self.places.of_value(self.data, key)
+            )
         return found
 
     def replacement(self, weights: set[str], names: set[str]) -> ast.Assign:
@@ -249,10 +251,16 @@ class _Reader:
         box = self.box("examples")
         for i, item in enumerate(box.get(key) or ()):
             shape = item.get("input", [2, 5, 16]) if isinstance(item, dict) else None
-            if not isinstance(item, dict) or "source" not in item or not (
-                isinstance(shape, list) and all(type(n) is int for n in shape)
+            if (
+                not isinstance(item, dict)
+                or "source" not in item
+                or not (isinstance(shape, list) and all(type(n) is int for n in shape))
             ):
-                place = self.places.of_value(box[key], i) if isinstance(box[key], list) else f"{self.path}:1:1"
+                place = (
+                    self.places.of_value(box[key], i)
+                    if isinstance(box[key], list)
+                    else f"{self.path}:1:1"
+                )
                 self.fault("an example has `source`, and may have `input`, a list of sizes", place)
                 continue
             found.append(Example(str(item["source"]), tuple(shape), item.get("because")))
@@ -275,4 +283,6 @@ class _Reader:
 def _plain(assign: ast.Assign) -> bool:
     """Are plain names all that stands left of `=`?"""
     nodes = (n for t in assign.targets for n in ast.walk(t))
-    return len(assign.targets) == 1 and all(isinstance(n, ast.Name | ast.Tuple | ast.Store) for n in nodes)
+    return len(assign.targets) == 1 and all(
+        isinstance(n, ast.Name | ast.Tuple | ast.Store) for n in nodes
+    )

@@ -102,7 +102,9 @@ class _Search:
                 starts = [u.attrs["start"] for u in pieces]
                 filled = starts == ends[:-1] and ends[-1] == base.shape[-1]
                 if len(pieces) != len(statement.targets) or not filled:
-                    self.miss(found, f"not cut into {len(statement.targets)} parts that fill it", base)
+                    self.miss(
+                        found, f"not cut into {len(statement.targets)} parts that fill it", base
+                    )
                     continue
                 between = [u for u in base.users if u.name == "pieces"]
                 named = found.take(*pieces, *between, steps=0)
@@ -146,7 +148,9 @@ class _Search:
             self.miss(match, f"`{pattern.name}` must be a number", value)
             return
         if kind == "parameter":
-            inner, skipped = self.look_through(Const(0), value) if isinstance(value, Op) else (value, ())
+            inner, skipped = (
+                self.look_through(Const(0), value) if isinstance(value, Op) else (value, ())
+            )
             if not isinstance(inner, Op) or inner.name != "param":
                 self.miss(match, f"`{pattern.name}` must be a parameter", value)
                 return

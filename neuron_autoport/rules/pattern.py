@@ -1,8 +1,8 @@
 """A rule's pattern: Python-looking statements, parsed once into a small tree.
 
 `y = down(act(gate(x)) * up(x))`: names called that the rule declares are captured modules or chosen
-operations, other called names are canonical operations, plain names are captured values, the left side is what the match
-gives to the rest of the code. `q, k, v = split(p(x))` stands for slices of the last dimension that
+operations, other called names are canonical operations, plain names are captured values, the left side is
+what the match gives to the rest of the code. `q, k, v = split(p(x))` stands for slices of the last dimension that
 follow each other and fill it. `after(q)` is any value computed from `q`. `fp32(x)`, `like(v, x)` are casts.
 """
 
@@ -154,9 +154,9 @@ class _Parser:
     def expression(self, node: ast.expr) -> Pattern:
         if isinstance(node, ast.Name):
             return Var(node.id)
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-            if not isinstance(node.value, bool):
-                return Const(node.value)
+        number = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return Const(number)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             inner = self.expression(node.operand)
             return Const(-inner.value) if isinstance(inner, Const) else OpPattern("neg", (inner,))
@@ -203,7 +203,9 @@ class _Parser:
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
             raise PatternError(f"`{name}` takes its operands by position", node)
         if len(node.args) != count if count is not None else not node.args:
-            wanted = "at least one operand" if count is None else f"{count} operand{'s' * (count > 1)}"
+            wanted = (
+                "at least one operand" if count is None else f"{count} operand{'s' * (count > 1)}"
+            )
             raise PatternError(f"`{name}` takes {wanted}, found {len(node.args)}", node)
 
     def reduction(self, name: str, node: ast.Call) -> Pattern:
@@ -216,7 +218,9 @@ class _Parser:
             try:
                 attrs[key] = ast.literal_eval(given[key])
             except ValueError:
-                raise PatternError(f"`{key}` must be a number or True or False", given[key]) from None
+                raise PatternError(
+                    f"`{key}` must be a number or True or False", given[key]
+                ) from None
         if type(dim := attrs.get("dim")) is not int or dim >= 0:
             raise PatternError("`dim` counts from the end: -1 is the last", given.get("dim", node))
         return OpPattern(name, (self.expression(node.args[0]),), tuple(sorted(attrs.items())))

@@ -11,7 +11,7 @@ import functools
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,15 +39,15 @@ def snapshot(value: Any) -> Any:
     return ("object", id(value))
 
 
-@lru_cache(maxsize=None)
-def _watching_class(cls: type[nn.Module]) -> type[nn.Module]:
+@cache
+def _watching_class(cls: Any) -> type[nn.Module]:
     def __getattribute__(self: nn.Module, name: str) -> Any:
-        value = super(watching, self).__getattribute__(name)
+        value = cls.__getattribute__(self, name)
         _note(self, name, value)
         return value
 
     def __getattr__(self: nn.Module, name: str) -> Any:
-        value = super(watching, self).__getattr__(name)
+        value = cls.__getattr__(self, name)
         _note(self, name, value)
         return value
 
@@ -57,7 +57,7 @@ def _watching_class(cls: type[nn.Module]) -> type[nn.Module]:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
-    watching = type(cls.__name__, (cls,), body)
+    watching: type[nn.Module] = type(cls.__name__, (cls,), body)
     return watching
 
 

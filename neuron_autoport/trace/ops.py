@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from neuron_autoport.trace.spans import Span
 
-Operand: TypeAlias = "Op | int | float | bool | str | None | tuple[Any, ...]"
+Operand: TypeAlias = "Op | int | float | bool | str | tuple[Any, ...] | None"
 
 # Layout changes that keep the order of elements, so a rule may look through them.
 VIEWS = frozenset({"view"})

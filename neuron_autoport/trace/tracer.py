@@ -59,9 +59,7 @@ class Session(TorchFunctionMode):
         self.stack: list[Frame] = []
         self.cache: dict[Any, list[ModuleTrace]] = {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.stack:
             return func(*args, **kwargs)

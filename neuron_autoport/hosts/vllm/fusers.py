@@ -26,7 +26,6 @@ from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.site import FusedWeight, Site
 
 
-
 @dataclass(frozen=True)
 class Layer:
     """One vLLM layer that stands for fused weights of a module.
@@ -123,12 +122,12 @@ class RewriteModule(BaseFuser):
 
 def _build(layer: Layer, bias: bool, prefix: str, vllm_config: Any) -> nn.Module:
     weight = layer.weights[0]
-    kwargs = dict(
-        bias=bias,
-        quant_config=vllm_config.quant_config,
-        prefix=maybe_prefix(prefix, layer.name),
-        return_bias=False,
-    )
+    kwargs: dict[str, Any] = {
+        "bias": bias,
+        "quant_config": vllm_config.quant_config,
+        "prefix": maybe_prefix(prefix, layer.name),
+        "return_bias": False,
+    }
     outputs = sum(w.out_features for w in layer.weights)
     made: nn.Module
     if layer.kind == "qkv":
@@ -219,5 +218,3 @@ class PlannedFusers:
         if attention is not None and attention.validate(module, self.vllm_config):
             found.append(attention)
         return found
-
-

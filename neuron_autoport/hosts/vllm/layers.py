@@ -36,9 +36,7 @@ class LayerHalf:
         halves = getattr(self.owner, self.name)(x).chunk(2, dim=-1)
         return halves[1] if self.second else halves[0]
 
-    def pair_linear(
-        self, x: torch.Tensor, other: Any
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def pair_linear(self, x: torch.Tensor, other: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Both halves from one run, if `other` is the other half of the same layer."""
         if not isinstance(other, LayerHalf) or other.name != self.name:
             return None

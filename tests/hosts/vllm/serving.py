@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from neuron_autoport.models.weights import adversarial_
+from tools.prepare_model import prepare
 
 # vLLM's CPU attention takes head sizes that are multiples of 32 (80 and 112 beside).
 _SIZES = {
@@ -50,6 +52,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": None, "intermediate_size": None,
     },
 }  # fmt: skip
+
+
+# Read before the tests get a cache of their own: converting a model takes a minute.
+_USER_CACHE = os.environ.get("AUTOPORT_CACHE")
+
+
+def real_model(name: str) -> Path:
+    """The prepared folder of a demo model, in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        if _USER_CACHE is None:
+            patch.delenv("AUTOPORT_CACHE", raising=False)
+        else:
+            patch.setenv("AUTOPORT_CACHE", _USER_CACHE)
+        return prepare(name, lambda line: None)
 
 
 def prompts(vocabulary: int = 128) -> list[list[int]]:

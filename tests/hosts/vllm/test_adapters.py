@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from tests.hosts.vllm.serving import hugging_face_tokens, make_model, prompts
-from tools.prepare_model import prepare
+from tests.hosts.vllm.serving import hugging_face_tokens, make_model, prompts, real_model
 
 pytestmark = pytest.mark.serve
 
@@ -69,7 +68,7 @@ def test_lora_on_fused_projections_equals_merged_weights(tmp_path: Path) -> None
 
 
 def test_pooling_gives_the_last_hidden_state() -> None:
-    folder = prepare("smollm2-135m", lambda line: None)  # pooling wants a tokenizer
+    folder = real_model("smollm2-135m")  # pooling wants a tokenizer
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     found = run("embed", str(folder), json.dumps(prompts()))
     for ids, embedding in zip(prompts(), found, strict=True):

@@ -75,8 +75,14 @@ def test_only_our_value_of_the_flag_changes(llama: Path) -> None:
 
 
 REFUSED = {
-    "t5": ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
-    "bert": ({"model_type": "bert", "architectures": ["BertModel"]}, "`bert` configuration is an encoder"),
+    "t5": (
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+        "encoder-decoder",
+    ),
+    "bert": (
+        {"model_type": "bert", "architectures": ["BertModel"]},
+        "`bert` configuration is an encoder",
+    ),
     "gemma3": (
         {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]},
         "is multimodal",

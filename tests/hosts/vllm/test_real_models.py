@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.hosts.vllm.serving import hugging_face_tokens, serve
+from tests.hosts.vllm.serving import hugging_face_tokens, real_model, serve
 from tools.demo import serve_command, serve_environment
-from tools.prepare_model import prepare
-from tools.server import Server, fused_sites, free_port
+from tools.server import Server, free_port, fused_sites
 
 pytestmark = pytest.mark.serve
 
@@ -28,10 +27,6 @@ PROMPTS = [
 ]
 
 
-def quiet(_: Any) -> None:
-    """`prepare` reports progress; a test has nobody to tell."""
-
-
 def encode(folder: Path) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return [tokenizer(text)["input_ids"] for text in PROMPTS]
@@ -40,7 +35,7 @@ def encode(folder: Path) -> list[list[int]]:
 def test_smollm2_over_http_equals_hugging_face(tmp_path: Path) -> None:
     import openai
 
-    folder = prepare("smollm2-135m", quiet)
+    folder = real_model("smollm2-135m")
     expected = hugging_face_tokens(folder, encode(folder), new=16)
     port = free_port()
     command = serve_command(folder, "neuron-transformers", port, eager=False)
@@ -70,7 +65,7 @@ def test_smollm2_over_http_equals_hugging_face(tmp_path: Path) -> None:
 
 
 def test_gemma3_with_real_weights_equals_hugging_face() -> None:
-    folder = prepare("gemma3-270m", quiet)
+    folder = real_model("gemma3-270m")
     asked = encode(folder)
     assert all(ids[0] == 2 for ids in asked)  # <bos>, without which the text is nonsense
     served = serve(folder, asked, "--eager", "--tokens", "16")
