@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from neuron_autoport.errors import ModelError
 from neuron_autoport.models.build import meta_model
 from neuron_autoport.models.source import ModelSource
-from neuron_autoport.rewrite.plan import ClassPlan, plan_class
+from neuron_autoport.rewrite.plan import ClassPlan, left_alone, plan_class
 from neuron_autoport.rewrite.site import Site
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.attention import TRACE_ATTENTION
@@ -126,7 +126,9 @@ def plan_trace(
     for path, part in trace.walk():
         if part not in plans:
             plans[part] = plan_class(part, rules, tp=tp, without=without)
-        where.setdefault(path, plans[part])
+        known = where.setdefault(path, plans[part])
+        if known is not plans[part] and known.new_source() != plans[part].new_source():
+            where[path] = left_alone(known, "AP206", "this module is called in two different ways")
     prefix = getattr(model, "base_model_prefix", "")
     base = prefix if prefix and isinstance(getattr(model, prefix, None), nn.Module) else ""
     return Port(model, trace, tuple(plans.values()), where, base, {}, without)

@@ -98,6 +98,15 @@ def zoo_class(source: str) -> type[nn.Module]:
     return [c for c in found if issubclass(c, nn.Module)][-1]
 
 
+def fill(template: str, body: str, init: str) -> str:
+    """A class with this body of `forward`; definitions after an empty line of it become methods."""
+    head, _, methods = textwrap.dedent(body).strip("\n").partition("\n\n")
+    text = textwrap.indent(head, " " * 8)
+    if methods:
+        text += "\n\n" + textwrap.indent(methods, " " * 4)
+    return template.format(init=textwrap.indent(init, " " * 8), body=text)
+
+
 def meta_instance(cls: type[nn.Module], dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     """An instance for tracing: on meta, in eval mode, its attention a leaf."""
     with torch.device("meta"):

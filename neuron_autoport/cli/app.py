@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from neuron_autoport import __version__
 from neuron_autoport.cli.inspect import EPILOG, inspect_command
+from neuron_autoport.cli.rules import rules_app
 from neuron_autoport.errors import AutoportError
 
 
@@ -52,6 +53,7 @@ app = typer.Typer(
     epilog="A first look: [bold]autoport inspect llama[/bold]",
 )
 app.command("inspect", epilog=EPILOG)(inspect_command)
+app.add_typer(rules_app, name="rules")
 
 
 def _show_version(asked: bool) -> None:

@@ -175,9 +175,13 @@ class _TinyProof:
 
     def compare_logits(self, port: Port, made: Generated) -> Comparison:
         new = copy.deepcopy(self.model)
+        modules = dict(new.named_modules(remove_duplicate=False))
         for path, plan in port.where.items():
-            if plan in made.classes:
-                install(new.get_submodule(path), plan, made.classes[plan])
+            module = modules.get(path)
+            # One module may stand under two paths; it is rewritten once.
+            if plan in made.classes and type(module) is plan.trace.module_class:
+                assert module is not None
+                install(module, plan, made.classes[plan])
         original, rewritten = self.run(self.model), self.run(new)
         try:
             exact = self.run(copy.deepcopy(self.model).double())

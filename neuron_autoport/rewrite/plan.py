@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neuron_autoport.rewrite.edit import edit_match
@@ -46,6 +46,12 @@ class ClassPlan:
         if not self.sites or self.source is None:
             return None
         return self.source.apply(self.edits)
+
+
+def left_alone(plan: ClassPlan, code: str, message: str) -> ClassPlan:
+    """The plan without its sites, each refused for this reason."""
+    refused = tuple(Refusal(code, s.rule.name, message, s.span, "all") for s in plan.sites)
+    return replace(plan, sites=(), edits=Edits(), refusals=(*plan.refusals, *refused))
 
 
 @dataclass(frozen=True, eq=False)

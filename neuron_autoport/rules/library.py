@@ -55,6 +55,26 @@ def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
     return tuple(rules[name] for name in sorted(rules))
 
 
+def rules_at(path: Path) -> tuple[Rule, ...]:
+    """The rules of one file, or of all files below a folder.
+
+    Raises:
+        RuleError: there are none, or a file is wrong.
+    """
+    if path.is_file():
+        return (_load(path, path.read_bytes()),)
+    found = _load_folder(path)
+    if not found:
+        what = f"no rule files (*.yaml) in {path}" if path.is_dir() else f"{path} does not exist"
+        raise RuleError(what, str(path), "autoport rules list shows the files of all rules")
+    return found
+
+
+def is_builtin(rule: Rule) -> bool:
+    """Does the rule come with this package?"""
+    return rule.path.resolve().is_relative_to(builtin_folder().resolve())
+
+
 def rules_digest(rules: Iterable[Rule]) -> str:
     """A hash of the text of all rules: part of the key of a proof."""
     digest = hashlib.sha256()

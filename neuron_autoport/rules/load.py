@@ -18,9 +18,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from neuron_autoport.errors import RuleError
 from neuron_autoport.rules.check import check_code, check_condition, near
 from neuron_autoport.rules.expressions import ExpressionError, parse_expression
+from neuron_autoport.rules.load_examples import read_examples
 from neuron_autoport.rules.pattern import UNARY, PatternError, Statement, names_in, parse_pattern
 from neuron_autoport.rules.places import Places, character
-from neuron_autoport.rules.rule import KINDS, SHARDS, Example, Rule, WeightSpec
+from neuron_autoport.rules.rule import KINDS, SHARDS, Rule, WeightSpec
 
 # Every field and what it must be.
 FIELDS: dict[str, type] = {
@@ -80,6 +81,7 @@ class _Reader:
         names = {n for s in (*match, *given) for n in (*s.targets, *names_in(s.pattern))}
         self.bound = not self.faults  # else names that a wrong pattern binds would be unknown
         weights = self.weights(modules)
+        examples = read_examples(self.data, self.places, self.fault)
         rule = Rule(
             name=str(self.data["rule"]),
             summary=str(self.data["summary"]),
@@ -94,8 +96,8 @@ class _Reader:
             weights=weights,
             shard=self.shard(modules | {n for s in weights for n in s.names}),
             role=str(self.data.get("role", self.data["rule"])),
-            examples=self.examples("matches"),
-            rejects=self.examples("rejects"),
+            examples=examples["matches"],
+            rejects=examples["rejects"],
             text=self.text,
         )
         if self.bound:
@@ -245,26 +247,6 @@ class _Reader:
                 place = self.places.of_value(box, name)
                 self.fault(f"`{name}` is sharded as `{how}`{hint}", place)
         return {str(k): str(v) for k, v in box.items()}
-
-    def examples(self, key: str) -> tuple[Example, ...]:
-        found = []
-        box = self.box("examples")
-        for i, item in enumerate(box.get(key) or ()):
-            shape = item.get("input", [2, 5, 16]) if isinstance(item, dict) else None
-            if (
-                not isinstance(item, dict)
-                or "source" not in item
-                or not (isinstance(shape, list) and all(type(n) is int for n in shape))
-            ):
-                place = (
-                    self.places.of_value(box[key], i)
-                    if isinstance(box[key], list)
-                    else f"{self.path}:1:1"
-                )
-                self.fault("an example has `source`, and may have `input`, a list of sizes", place)
-                continue
-            found.append(Example(str(item["source"]), tuple(shape), item.get("because")))
-        return tuple(found)
 
     def check_names(self, rule: Rule, bound: set[str]) -> None:
         """Every declared capture is bound by the pattern, every output is one of `match`."""

@@ -29,15 +29,20 @@ class Places:
             box: mapping or sequence that holds it. key: its key or index.
             line, column: inside the value's text, from 1.
         """
+        row, start = self.spot(box, key, line, column)
+        return self._text(row - 1, start - 1)
+
+    def spot(self, box: Any, key: Any, line: int = 1, column: int = 1) -> tuple[int, int]:
+        """The same as numbers: line and column, from 1."""
         if not isinstance(box, CommentedMap | CommentedSeq):
-            return self._text(0, 0)
+            return 1, 1
         row, start = box.lc.value(key) if isinstance(box, CommentedMap) else box.lc.item(key)
         first = self.lines[row][start : start + 1] if row < len(self.lines) else ""
         if first and first in "|>":
-            return self._text(row + line, self._indent_below(row) + column - 1)
+            return row + line + 1, self._indent_below(row) + column
         if first and first in "'\"":
             start += 1
-        return self._text(row, start + column - 1)
+        return row + 1, start + column
 
     def _indent_below(self, row: int) -> int:
         """Indentation of a block of text whose header is on line `row`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from neuron_autoport.rules.pattern import Statement
 
@@ -23,11 +24,18 @@ class WeightSpec:
 
 @dataclass(frozen=True)
 class Example:
-    """One `nn.Module` of the rule's own tests: source, input shape, why it must not match."""
+    """One `nn.Module` of the rule's own tests.
+
+    source: Python text; its last module class is meant. inputs: shapes of forward's arguments.
+    because: why the rule must leave it alone, None if it must fuse it. init: arguments of the class.
+    line: of the rule file, where the source starts.
+    """
 
     source: str
-    input: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...] = ((2, 5, 16),)
     because: str | None = None
+    init: dict[str, Any] = field(default_factory=dict)
+    line: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import functools
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -39,8 +38,10 @@ def snapshot(value: Any) -> Any:
     return ("object", id(value))
 
 
-@cache
 def _watching_class(cls: Any) -> type[nn.Module]:
+    if cls in _watching:
+        return _watching[cls]
+
     def __getattribute__(self: nn.Module, name: str) -> Any:
         value = cls.__getattribute__(self, name)
         _note(self, name, value)
@@ -57,8 +58,11 @@ def _watching_class(cls: Any) -> type[nn.Module]:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
-    watching: type[nn.Module] = type(cls.__name__, (cls,), body)
-    return watching
+    _watching[cls] = type(cls.__name__, (cls,), body)
+    return _watching[cls]
+
+
+_watching: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _note(module: nn.Module, name: str, value: Any) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from neuron_autoport import pipeline
 from neuron_autoport.pipeline import proved_port
-from neuron_autoport.rules.library import load_rules
 from tests.helpers import small_config
 from tests.prove.test_wrong_rules import rules_with, sites
 

@@ -77,7 +77,9 @@ def test_the_rewritten_forward_is_the_one_that_runs(
     for name in counts:
         original = getattr(nf, name)
 
-        def counted(*a: object, name: str = name, original: object = original, **k: object) -> object:
+        def counted(
+            *a: object, name: str = name, original: object = original, **k: object
+        ) -> object:
             counts[name] += 1
             return original(*a, **k)  # type: ignore[operator]
 
@@ -91,8 +93,10 @@ def test_the_rewritten_forward_is_the_one_that_runs(
     assert counts == {"mlp": 2, "qkv_proj": 2, "o_proj": 2}
 
 
-def test_the_file_is_importable_and_the_same_each_time(port: Port, made: Generated) -> None:
-    again = generate(port_model(small_config("llama"), load_rules()).plans, "small llama")
+def test_the_file_is_importable_and_the_same_each_time(port: Port) -> None:
+    title = "small llama of this test"
+    made = generate(port.plans, title)
+    again = generate(port_model(small_config("llama"), load_rules()).plans, title)
     assert again.text == made.text and again.path == made.path
     assert made.path.read_text(encoding="utf-8") == made.text
     assert made.path.is_relative_to(cache.cache_folder("generated"))
@@ -160,7 +164,9 @@ class Both(nn.Module):
 def test_names_that_mean_two_things_in_one_file() -> None:
     """Two modeling files each with a `scale` of its own, and one that asks for a class by name."""
     body = "return scale(self.down(self.act(self.gate(x)) * self.up(x))) * isinstance(self, MLP)"
-    classes = [zoo_class(MLP.format(body=body, more=f"def scale(x):\n    return {n} * x")) for n in (2, 3)]
+    classes = [
+        zoo_class(MLP.format(body=body, more=f"def scale(x):\n    return {n} * x")) for n in (2, 3)
+    ]
     plans = [plan_of(c) for c in classes]
     made = generate(plans, "two files")
     for cls, plan in zip(classes, plans, strict=True):
@@ -219,6 +225,8 @@ class A(nn.Module):
     install(twin, plan, generated_of(plan).classes[plan])
     weights = torch.cat([module.q.weight, module.k.weight, module.v.weight]).t()
     assert torch.equal(twin.qkv_weight, weights) and twin.qkv_sizes == [16, 8, 8]
-    assert torch.equal(twin.qkv_bias, torch.cat([module.q.bias, torch.zeros(8), module.v.bias])[None])
+    assert torch.equal(
+        twin.qkv_bias, torch.cat([module.q.bias, torch.zeros(8), module.v.bias])[None]
+    )
     assert set(dict(twin.named_parameters())) == {"qkv_weight", "qkv_bias", "o_weight"}
     assert proof_of(cls, plan).passed

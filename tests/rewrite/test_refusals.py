@@ -83,8 +83,7 @@ class Sub(MLP):
 def test_a_forward_without_source() -> None:
     space: dict[str, object] = {"nn": nn, "F": F, "W": 16, "I": 24, "__name__": "nowhere"}
     code = HEAD + (
-        "    def forward(self, x):\n"
-        "        return self.down(F.silu(self.gate(x)) * self.up(x))\n"
+        "    def forward(self, x):\n        return self.down(F.silu(self.gate(x)) * self.up(x))\n"
     )
     exec(compile(code, "<text>", "exec"), space)
     cls = space["MLP"]

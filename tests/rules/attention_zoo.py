@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 
-TEMPLATE = '''
+TEMPLATE = """
 def h(v):
     return v.view(v.shape[0], v.shape[1], -1, D).transpose(1, 2)
 
@@ -27,7 +27,7 @@ class Attention(nn.Module):
     def forward(self, x{more}):
         b, s, _ = x.shape
 {body}
-'''
+"""
 BOTH = ("o_proj", "qkv_proj")
 PACKED_BOTH = ("o_proj", "qkv_proj_packed")
 ONLY_O = ("o_proj",)

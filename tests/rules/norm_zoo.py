@@ -6,11 +6,11 @@ rounding must be fused by exactly its own rule.
 
 from __future__ import annotations
 
-import textwrap
+from tests.helpers import fill
 
 NEAR = "near"
 
-TEMPLATE = '''
+TEMPLATE = """
 class Norm(nn.Module):
     def __init__(self):
         super().__init__()
@@ -20,7 +20,7 @@ class Norm(nn.Module):
 
     def forward(self, x):
 {body}
-'''
+"""
 
 LLAMA = """
     h = x.to(torch.float32)
@@ -42,7 +42,7 @@ NORMS: list[tuple[str, str, str, str]] = [
     ("h * h", llama("(h * h).mean(-1, keepdim=True)"), "", "rms_norm"),
     ("h ** 2, last axis counted from the front", llama("(h**2).mean(2, True)"), "", "rms_norm"),
     ("torch.mean", llama("torch.mean(h**2.0, dim=(-1,), keepdim=True)"), "", "rms_norm"),
-    ("eps first", llama(MEAN).replace(f"{{mean}} + self.eps", "").replace(
+    ("eps first", llama(MEAN).replace(
         f"({MEAN} + self.eps)", f"(self.eps + {MEAN})"), "", "rms_norm"),
     ("power of -0.5", """
         h = x.float()
@@ -200,10 +200,5 @@ NORMS: list[tuple[str, str, str, str]] = [
 
 
 def source_of(body: str, init: str) -> str:
-    """The class of one entry; definitions after a blank line of the body become methods."""
-    body = textwrap.dedent(body).strip("\n")
-    head, _, methods = body.partition("\n\n")
-    text = textwrap.indent(head, " " * 8)
-    if methods:
-        text += "\n\n" + textwrap.indent(methods, " " * 4)
-    return TEMPLATE.format(init=textwrap.indent(init, " " * 8), body=text)
+    """The class of one entry."""
+    return fill(TEMPLATE, body, init)

@@ -155,7 +155,12 @@ def faults(path: Path) -> str:
 
 def test_the_good_file_is_good(tmp_path: Path) -> None:
     rule = load_rule(write(tmp_path, GOOD))
-    assert (rule.name, rule.role, rule.call, rule.outputs) == ("packed", "gated_mlp", "NF.mlp", ("y",))
+    assert (rule.name, rule.role, rule.call, rule.outputs) == (
+        "packed",
+        "gated_mlp",
+        "NF.mlp",
+        ("y",),
+    )
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), CASES, ids=[c[1] for c in CASES])
@@ -215,9 +220,8 @@ def test_a_wrong_pattern_blames_nothing_else(tmp_path: Path) -> None:
          "`shard` must be a mapping"),
         (GOOD.replace("neuron:\n  - u.shape[-1] // tp <= 4096", "neuron: u.shape[-1] > 3"),
          "`neuron` must be a list"),
-        (GOOD.replace("    - input: [2, 5, 16]\n", "    - input: wide\n"), "an example has `source`"),
-        (GOOD.replace("    - input: [2, 5, 16]\n      source: |\n        class", "    - |\n        class"),
-         "an example has `source`"),
+        (GOOD.replace("    - input: [2, 5, 16]\n", "    - input: wide\n"), "`input` is a list of sizes"),
+        (GOOD.replace("      source: |\n        class MLP(nn.Module): ...\n", ""), "has `source`"),
     ],
 )  # fmt: skip
 def test_no_rule_file_makes_a_traceback(tmp_path: Path, text: str, message: str) -> None:

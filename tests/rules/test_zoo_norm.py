@@ -39,11 +39,11 @@ def test_epsilon_and_offset_come_from_the_graph() -> None:
 
 def test_fp32_input_is_left_alone() -> None:
     """With float32 inputs a cast to float32 is none: no rounding order can be read from that."""
+    import torch
+
     from neuron_autoport.rewrite.plan import plan_class
     from neuron_autoport.rules.library import load_rules
     from tests.helpers import trace_of
-
-    import torch
 
     cls = zoo_class(source_of(NORMS[0][1], ""))
     assert not plan_class(trace_of(cls, torch.float32), load_rules()).sites

@@ -9,7 +9,7 @@ import pytest
 from neuron_autoport.trace.ops import Op
 from tests.helpers import graph_of
 
-TEMPLATE = '''
+TEMPLATE = """
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -23,7 +23,7 @@ class Block(nn.Module):
     def forward(self, x):
 {body}
 NAMES = ["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "quick_gelu", "relu", "sigmoid", "tanh"]
-'''
+"""
 
 
 def written(op: Op) -> str:

@@ -96,9 +96,7 @@ def test_window_and_full_layers_are_told_apart_by_what_they_read() -> None:
 
 def test_the_chain_has_the_call_in_forward_first() -> None:
     """Nodes made in `apply_rotary_pos_emb` carry the call that stands in the attention's forward."""
-    part = next(
-        p for p in distinct(traced("llama")) if p.module_class.__name__ == "LlamaAttention"
-    )
+    part = next(p for p in distinct(traced("llama")) if p.module_class.__name__ == "LlamaAttention")
     chains = [n.meta["spans"] for n in part.graph.nodes if len(n.meta.get("spans", ())) > 1]
     rotary = [c for c in chains if c[1].function == "apply_rotary_pos_emb"]
     assert len({c[0] for c in rotary}) == 1

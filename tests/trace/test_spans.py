@@ -7,7 +7,7 @@ import pytest
 from neuron_autoport.trace.spans import Span
 from tests.helpers import trace_of, zoo_class
 
-SOURCE = '''
+SOURCE = """
 def helper(v, scale):
     return twice(v) * scale
 
@@ -38,7 +38,7 @@ class Block(nn.Module):
         if a.shape[-1] == 4: a = a.neg()
         out = [t.abs() for t in (a,)]
         return out[0].sqrt(), b, self.weight * 2
-'''
+"""
 # canonical name of the torch call -> text at its spans, outermost first
 EXPECTED: dict[str, list[tuple[str, ...]]] = {
     "cos": [("x.cos()",)],
@@ -46,9 +46,7 @@ EXPECTED: dict[str, list[tuple[str, ...]]] = {
     "größe": [("self.größe(y)",)],
     "exp": [("z.exp()",)],
     "sum": [
-        (
-            "torch.sum(\n                z, dim=-1,\n                keepdim=True,\n            )",
-        )
+        ("torch.sum(\n                z, dim=-1,\n                keepdim=True,\n            )",)
     ],
     "add": [
         (

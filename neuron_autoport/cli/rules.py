@@ -1,0 +1,194 @@
+"""`autoport rules`: list the rule library, show one rule's file, run the examples of rules."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neuron_autoport.errors import RuleError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from neuron_autoport.rules.examples import Outcome
+    from neuron_autoport.rules.rule import Rule
+
+rules_app = typer.Typer(
+    no_args_is_help=True,
+    help="The rule library: list it, show a rule, run the examples of rules.",
+)
+
+Folders = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--rules",
+        metavar="DIR",
+        help="A folder of rules of your own; one of a built-in's name replaces it. Repeatable.",
+    ),
+]
+
+
+@rules_app.command("list")
+def list_command(
+    rules: Folders = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the list as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """List all rules: name, role, what they match, the function they call, their file."""
+    from neuron_autoport.rules.library import is_builtin, load_rules
+
+    found = load_rules(rules or [])
+    if not as_json:
+        _print_table(found)
+        return
+    rows = [
+        {"name": r.name, "role": r.role, "summary": r.summary, "call": r.call,
+         "file": str(r.path), "builtin": is_builtin(r),
+         "matches": len(r.examples), "rejects": len(r.rejects)}
+        for r in found
+    ]  # fmt: skip
+    typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+
+
+@rules_app.command("show")
+def show_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A rule's name.")],
+    rules: Folders = None,
+) -> None:
+    """Print the file of a rule as it is written, below a comment with its path."""
+    from neuron_autoport.rules.check import near
+    from neuron_autoport.rules.library import load_rules
+
+    found = {r.name: r for r in load_rules(rules or [])}
+    if name not in found:
+        raise RuleError(
+            f"there is no rule `{name}`{near(name, found)}", None, "autoport rules list"
+        )
+    typer.echo(f"# {found[name].path}")
+    typer.echo(found[name].text.rstrip("\n"))
+
+
+@rules_app.command("test")
+def test_command(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PATH", help="A rule file or a folder of them; all rules if left out."
+        ),
+    ] = None,
+    rules: Folders = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run the examples of rules that are not built in, too."
+        ),
+    ] = False,
+) -> None:
+    """Run the examples of rules: trace, match, rewrite and prove each one.
+
+    Each rule is tried alone. What went otherwise than the file says is:
+
+    missing: not fused, and should be (exit code 1)
+
+    noisy: fused, and should not be (exit code 1)
+
+    broken: the example itself does not run (exit code 2)
+
+    failed: the rewrite computes something else (exit code 3)
+    """
+    from rich.console import Console
+
+    from neuron_autoport.rules.examples import check_trusted, run_rule
+    from neuron_autoport.rules.library import load_rules, rules_at
+
+    library = load_rules(rules or [])
+    chosen = library if path is None else rules_at(path)
+    check_trusted(chosen, trust_remote_code)
+    console = Console(highlight=False)
+    outcomes = []
+    for rule in chosen:
+        for outcome in run_rule(rule):
+            _print_outcome(outcome, console)
+            outcomes.append(outcome)
+    _print_count(chosen, outcomes, console)
+    raise typer.Exit(_exit_code(outcomes))
+
+
+def _print_table(rules: tuple[Rule, ...]) -> None:
+    """Two lines a rule: name, role, call and file in columns; below them what it matches."""
+    head = ("name", "role", "call", "file")
+    rows = [(r.name, r.role, r.call, _short(r.path)) for r in rules]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(3)]
+    typer.echo(typer.style(_columns(head, widths), bold=True))
+    for rule, row in zip(rules, rows, strict=True):
+        typer.echo(_columns(row, widths))
+        typer.echo(typer.style(f"    {rule.summary}", dim=True))
+
+
+def _columns(row: tuple[str, ...], widths: list[int]) -> str:
+    return "  ".join([*(c.ljust(w) for c, w in zip(row[:3], widths, strict=True)), row[3]])
+
+
+def _short(path: Path) -> str:
+    """A built-in rule's file from `patterns/` on; another's from here, if it is below."""
+    from neuron_autoport.rules.library import builtin_folder
+
+    resolved, builtin = path.resolve(), builtin_folder().resolve()
+    if resolved.is_relative_to(builtin):
+        return str(resolved.relative_to(builtin.parent))
+    here = os.getcwd()
+    return os.path.relpath(resolved, here) if resolved.is_relative_to(here) else str(path)
+
+
+def _print_outcome(outcome: Outcome, console: Console) -> None:
+    from rich.text import Text
+
+    from neuron_autoport.rules.examples import Kind
+
+    if outcome.kind is Kind.good:
+        return
+    place = f"{_short(outcome.rule.path)}:{outcome.example.line}"
+    parts = ((f"{outcome.kind.value:<8}", "bold red"), (place, "cyan"), f"  {outcome.rule.name}")
+    console.print(Text.assemble(*parts), soft_wrap=True)
+    console.print(Text(f"        {outcome.message}"), soft_wrap=True)
+
+
+def _print_count(rules: Iterable[Rule], outcomes: list[Outcome], console: Console) -> None:
+    from neuron_autoport.rules.examples import Kind
+
+    bare = [r.name for r in rules if not r.examples and not r.rejects]
+    if bare:
+        console.print(f"without examples: {', '.join(bare)}", soft_wrap=True)
+    count = {k: sum(o.kind is k for o in outcomes) for k in Kind}
+    failed = sum(_proof_failed(o) for o in outcomes)
+    tested = len({o.rule.name for o in outcomes})
+    parts = [f"{count[Kind.missing]} missing", f"{count[Kind.noisy]} noisy", f"{failed} failed"]
+    if count[Kind.broken]:
+        parts.append(f"{count[Kind.broken]} broken")
+    rest = f"{_number(len(outcomes), 'example')} of {_number(tested, 'rule')}: {', '.join(parts)}"
+    console.print(rest, style="bold", soft_wrap=True)
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" + ("" if count == 1 else "s")
+
+
+def _proof_failed(outcome: Outcome) -> bool:
+    return outcome.proof is not None and not outcome.proof.passed
+
+
+def _exit_code(outcomes: list[Outcome]) -> int:
+    """The gravest decides."""
+    from neuron_autoport.rules.examples import Kind
+
+    if any(_proof_failed(o) for o in outcomes):
+        return 3
+    if any(o.kind is Kind.broken for o in outcomes):
+        return 2
+    return int(any(o.kind is not Kind.good for o in outcomes))
