@@ -30,7 +30,7 @@ format: setup ## bring the code into the common format
 	$(VENV)/ruff format .
 
 types: setup
-	$(VENV)/mypy neuron_autoport tools
+	$(VENV)/mypy neuron_autoport tools benchmarks
 
 test-fast: setup ## only the tests that start no vLLM
 	OMP_NUM_THREADS=1 $(VENV)/pytest -m "not serve"

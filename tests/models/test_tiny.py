@@ -1,6 +1,6 @@
 """Tiny configurations of every decoder-only model type transformers has, from their defaults.
 
-`decoder_only_types.txt` lists the types (transformers 5.19). What a tiny configuration must keep is
+`benchmarks/decoder_only_types.txt` lists the types (transformers 5.19). What a tiny configuration must keep is
 checked against the original configuration and, for layer patterns and rotary widths, against
 hand-written values.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,38 +30,11 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from benchmarks.architectures import MENDED, TYPES
 from neuron_autoport.models.build import meta_model, real_model
 from neuron_autoport.models.source import load_model_config
 from neuron_autoport.models.tiny import TinyConfigError, tiny_config
 from neuron_autoport.models.tiny_layers import cut_layers, kept_layers
-
-TYPES = (Path(__file__).parent / "decoder_only_types.txt").read_text(encoding="utf-8").split()
-# Types whose default configuration does not build or does not run, with the fields that mend it.
-MENDED: dict[str, dict[str, Any]] = {
-    "cohere_compass_text": {
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16, 24, 24]}
-            for kind in ("full_attention", "sliding_attention")
-        }
-    },
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 4, "clip_qkv": 8.0}},
-    "deepseek_v2": {"num_experts_per_tok": 6},
-    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
-    "hunyuan_v1_dense": {"head_dim": 128},
-    "hunyuan_v1_moe": {"head_dim": 128},
-    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
-    "ministral": {"head_dim": 128},
-    "nemotron": {"num_key_value_heads": 8},
-    "qwen4_exp": {"text_config": {
-        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256,
-        "indexer_budget": 2048, "indexer_compress_ratio": 4,
-    }},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256,
-        "indexer_budget": 2048, "indexer_compress_ratio": 4,
-    },
-    "reformer": {"is_decoder": True},
-}  # fmt: skip
 
 
 def run(config: PretrainedConfig) -> torch.Tensor:
