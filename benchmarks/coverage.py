@@ -26,7 +26,7 @@ KEPT = Path(__file__).with_name("coverage.json")
 
 @dataclass(frozen=True)
 class Row:
-    """One model type. traced: to the end. proved: every site holds and the logits are equal.
+    """One model type. traced: every module of it to its end. proved: every site holds and the logits are equal.
 
     wrong: the model as it would be served does not compute what the original does.
     dropped: `Class:rule` pairs whose proof failed; they are not used.
@@ -54,7 +54,7 @@ def measure(model_type: str) -> Row:
         dict(sorted(fused.items())),
         refused,
         tuple(sorted(proved.proof.without)),
-        proved.port.trace.end is None,
+        all(plan.trace.end is None for plan in proved.port.plans),
         not proved.proof.dropped and equal,
         bool(fused) and not equal,
         round(time.perf_counter() - started, 2),

@@ -82,10 +82,10 @@ def port_model(
     model = _build(source, TRACE_ATTENTION)
     built = time.perf_counter()
     trace = trace_model(model, (), example_inputs())
-    if trace.end is not None:  # its own attention may want the mask it was not given
+    if _ends(trace):  # its own attention may want the mask it was not given
         other = _build(source, "eager")
         again = trace_model(other, (), example_inputs())
-        if again.end is None:
+        if not _ends(again):
             model, trace = other, again
     traced = time.perf_counter()
     port = plan_trace(model, trace, rules, tp=tp, without=without)
@@ -103,6 +103,11 @@ def _build(source: ModelSource | PretrainedConfig, attention: str) -> nn.Module:
         return meta_model(source, attn_implementation=attention)
     except ModelError:  # chooses its attention class by name: traced as written
         return meta_model(source, attn_implementation="eager")
+
+
+def _ends(trace: ModuleTrace) -> int:
+    """How many modules were not traced to their end."""
+    return sum(part.end is not None for _, part in trace.walk())
 
 
 def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:

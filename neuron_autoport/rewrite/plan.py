@@ -84,6 +84,13 @@ def plan_class(
             span = miss.op.spans[0] if miss.op is not None and miss.op.spans else None
             steps = f"{miss.done} of {miss.total}"
             refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
+    if trace.end is not None:  # what comes after the end may read anything: no match is safe
+        message = f"the forward was not traced to its end: {trace.end.message}"
+        refusals += [
+            Refusal(trace.end.code, c.rule.name, message, _span_of(c.rule, c.match), "all")
+            for c in candidates
+        ]
+        candidates = []
     candidates.sort(key=lambda c: (-len(c.match.interior), c.rule.name))
     chosen = _choose(trace, graph, candidates, refusals, tp) if candidates else _Chosen()
     claimed = {op for site in chosen.sites for op in site.match.interior}

@@ -101,10 +101,11 @@ class Session(TorchFunctionMode):
         if path is None or module is frame.root:
             return call(module, *args, **kwargs)
         trace = self.trace(module, args, kwargs, call)
-        if trace.end is not None:
-            message = f"{type(module).__name__} ({path}): {trace.end.message}"
-            raise CannotAnswer(message, trace.end.code)
-        result = pytree.tree_map_only(torch.Tensor, _fresh, trace.result)
+        if trace.end is None:
+            result = pytree.tree_map_only(torch.Tensor, _fresh, trace.result)
+        else:
+            result = _guessed_result(path, module, trace, args, kwargs)
+            frame.assumed.append(f"{path} returns one tensor shaped like its first input")
         # A trace found again did not run: what it writes is known from when it was made.
         written = [tensors_in(args, kwargs)[i] for i in trace.writes]
         frame.record("call_module", path, args, kwargs, result, written)
@@ -177,6 +178,24 @@ def _has_tensor(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(_has_tensor(v) for v in value)
     return isinstance(value, torch.Tensor)
+
+
+def _guessed_result(
+    path: str, module: nn.Module, trace: ModuleTrace, args: Any, kwargs: Any
+) -> torch.Tensor:
+    """What a module that could not be traced may return, so that its caller can be traced on.
+
+    Only shapes rest on the guess; a caller that finds it wrong ends there, and every site is proved.
+
+    Raises:
+        CannotAnswer: it got no float tensor, so there is nothing to guess from.
+    """
+    for tensor in tensors_in(args, kwargs):
+        if tensor.is_floating_point():
+            return _fresh(tensor)
+    assert trace.end is not None
+    message = f"{type(module).__name__} ({path}): {trace.end.message}"
+    raise CannotAnswer(message, trace.end.code)
 
 
 def _told_apart(args: Any, kwargs: Any) -> tuple[Any, Any]:
