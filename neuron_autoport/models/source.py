@@ -8,7 +8,6 @@ ModelError that says what, where, and what to do next.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import re
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from neuron_autoport.errors import ModelError
 from neuron_autoport.models.failures import BUILD_ERRORS, build_failed, one_line
+from neuron_autoport.models.kinds import architecture_of, refuse_encoder
 
 Kind = Literal["folder", "model_type", "hub"]
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-_CAUSAL_AUTO = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ def source_of_config(
     Raises:
         ModelError: it is no decoder-only causal language model.
     """
-    architecture = _architecture(config, name, trust_remote_code)
-    _refuse_encoder(config, name)
+    architecture = architecture_of(config, name, trust_remote_code)
+    refuse_encoder(config, name)
     text = _text_config(config, name)
     return ModelSource(name, "folder", None, config, text, architecture, trust_remote_code)
 
@@ -102,8 +101,8 @@ def load_model_config(model: str, *, trust_remote_code: bool = False) -> ModelSo
             str(folder) if folder is not None else model, shown, trust_remote_code
         )
     text_config = _text_config(config, model)
-    architecture = _architecture(config, model, trust_remote_code)
-    _refuse_encoder(config, model)
+    architecture = architecture_of(config, model, trust_remote_code)
+    refuse_encoder(config, model)
     return ModelSource(model, kind, folder, config, text_config, architecture, trust_remote_code)
 
 
@@ -245,66 +244,3 @@ def _text_config(config: PretrainedConfig, model: str) -> PretrainedConfig:
             "write the text part to a config.json of its own and run `autoport inspect FOLDER`",
         ) from err
     return text_config
-
-
-def _architecture(config: PretrainedConfig, model: str, trust_remote_code: bool) -> str:
-    """Class name of the causal language model, as AutoModelForCausalLM would choose it."""
-    if config.is_encoder_decoder:
-        raise ModelError(
-            f"`{config.model_type}` is an encoder-decoder; only decoder-only models are ported.",
-            f"{model}, field `is_encoder_decoder`",
-            "choose a decoder-only model; `autoport inspect qwen3` shows one",
-        )
-    auto_map = getattr(config, "auto_map", None) or {}
-    if _CAUSAL_AUTO in auto_map and trust_remote_code:
-        return str(auto_map[_CAUSAL_AUTO]).rsplit(".", 1)[-1]
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-    if isinstance(name, str):
-        return name
-    if _CAUSAL_AUTO in auto_map:
-        raise ModelError(
-            f"The causal language model of `{config.model_type}` comes as code with the model.",
-            model,
-            "read that code, then repeat the command with --trust-remote-code",
-        )
-    inner = config.get_text_config().model_type
-    step = "name a causal language model, or run `autoport inspect FOLDER` on one's folder"
-    if inner != config.model_type and inner in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        step = (
-            f"write its text part (model type `{inner}`) to a config.json of its own and run "
-            "`autoport inspect FOLDER` on that folder"
-        )
-    what = f"`{config.model_type}` is not a causal language model (no {_CAUSAL_AUTO} for it)."
-    raise ModelError(what, model, step)
-
-
-def _reads_is_decoder(config: PretrainedConfig) -> bool:
-    """True if the modeling code of this configuration decides something by `config.is_decoder`.
-
-    Some decoder-only configurations carry the field without any meaning, so its value alone says
-    nothing.
-    """
-    module = type(config).__module__.replace("configuration_", "modeling_")
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return True
-    text = Path(spec.origin).read_text(encoding="utf-8")
-    return re.search(r"config\.is_decoder(?!\s*=[^=])", text) is not None
-
-
-def _refuse_encoder(config: PretrainedConfig, model: str) -> None:
-    """Refuse a configuration that asks for a bidirectional encoder."""
-    if getattr(config, "is_decoder", None) is False and _reads_is_decoder(config):
-        field, wanted = "is_decoder", '"is_decoder": true'
-    elif getattr(config, "causal", None) is False:
-        field, wanted = "causal", '"causal": true'
-    elif getattr(config, "attn_type", None) == "bi":
-        field, wanted = "attn_type", '"attn_type": "uni"'
-    else:
-        return
-    raise ModelError(
-        f"This `{config.model_type}` configuration is an encoder, not a causal language model.",
-        f"{model}, field `{field}`",
-        f"if it was trained as a decoder, write {wanted} in a config.json and run "
-        "`autoport inspect FOLDER` on its folder",
-    )
