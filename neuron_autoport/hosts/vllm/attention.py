@@ -31,7 +31,7 @@ def check_attention(model: Any, proved: ProvedPort) -> None:
         layer = getattr(module, "attn", None)
         if not asked or layer is None or not hasattr(layer, "impl"):
             continue
-        wrong = _differences(asked[0], layer, int(model.config.max_position_embeddings))
+        wrong = _differences(asked[0], layer, int(model.model_config.max_model_len))
         if len(asked) > 1:
             wrong.append(f"{len(asked)} attention calls in one layer")
         if wrong:
