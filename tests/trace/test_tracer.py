@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from neuron_autoport.rewrite.plan import plan_class
+from neuron_autoport.rules.library import load_rules
 from neuron_autoport.trace.guards import input_signature
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.tracer import active_session, trace_model
@@ -62,11 +64,10 @@ def test_data_dependent_forward_ends_with_a_place(question: str, line: str) -> N
     assert "cos" in names(trace) and "sin" not in names(trace)
 
 
-def test_the_end_of_a_child_is_the_end_of_its_parent_with_its_code() -> None:
-    source = """
+CHILD_AND_PARENT = """
     class Child(nn.Module):
         def forward(self, x):
-            return {child}
+            {child}
 
     class Parent(nn.Module):
         def __init__(self):
@@ -74,12 +75,46 @@ def test_the_end_of_a_child_is_the_end_of_its_parent_with_its_code() -> None:
             self.child = Child()
 
         def forward(self, x):
-            return self.child(x.cos()).sin()
+            {parent}
     """
-    for child, code in (("x * x.max().item()", "AP101"), ("x.view(3, 3)", "AP102")):
-        trace = trace_of(zoo_class(source.replace("{child}", child)))
-        assert trace.end is not None and trace.end.code == code
-        assert "Child (child)" in trace.end.message and names(trace)[:2] == ["x", "cos"]
+
+
+@pytest.mark.parametrize(
+    ("child", "code"), [("return x * x.max().item()", "AP101"), ("return x.view(3, 3)", "AP102")]
+)
+def test_the_parent_of_a_child_that_ends_is_traced_on_and_says_what_it_assumed(
+    child: str, code: str
+) -> None:
+    parent = "return self.child(x.cos()).sin()"
+    trace = trace_of(zoo_class(CHILD_AND_PARENT.format(child=child, parent=parent)))
+    assert trace.end is None
+    assert names(trace)[-2:] == ["sin", "output"]
+    assert trace.assumed == ("child returns one tensor shaped like its first input",)
+    (call,) = trace.children
+    assert call.trace.end is not None and call.trace.end.code == code
+
+
+def test_a_parent_that_finds_the_assumption_wrong_ends_there() -> None:
+    child, parent = "return x, x.max().item()", "y, n = self.child(x); return y * n.foo"
+    trace = trace_of(zoo_class(CHILD_AND_PARENT.format(child=child, parent=parent)))
+    assert trace.end is not None and trace.end.code == "AP102"
+
+
+def test_a_child_without_a_float_input_ends_its_parent_with_its_code() -> None:
+    child, parent = "return x[0, 0].item()", "return x * self.child(x.long())"
+    trace = trace_of(zoo_class(CHILD_AND_PARENT.format(child=child, parent=parent)))
+    assert trace.end is not None and trace.end.code == "AP101"
+
+
+def test_a_class_traced_in_part_has_no_sites() -> None:
+    """What stands after the end may read any inner value."""
+    body = "y = self.down(self.act(self.gate(x)) * self.up(x))\nn = y.max().item()\nreturn y * n"
+    cls = block(body, "\n".join(
+        f"self.{n} = nn.Linear(W, W)" for n in ("gate", "up", "down")
+    ) + "\nself.act = nn.SiLU()")  # fmt: skip
+    plan = plan_class(trace_of(cls), load_rules())
+    assert plan.sites == ()
+    assert ("AP101", "gated_mlp") in {(r.code, r.rule) for r in plan.refusals}
 
 
 @pytest.mark.parametrize(
