@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neuron_autoport.rewrite.edit import edit_match
@@ -107,11 +107,8 @@ def plan_class(
 @dataclass
 class _Chosen:
     sites: tuple[Site, ...] = ()
-    edits: Edits = None  # type: ignore[assignment]
+    edits: Edits = field(default_factory=Edits)
     source: ForwardSource | None = None
-
-    def __post_init__(self) -> None:
-        self.edits = self.edits or Edits()
 
 
 def _choose(
