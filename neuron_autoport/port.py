@@ -19,6 +19,7 @@ from neuron_autoport.models.build import meta_model
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.rewrite.plan import ClassPlan, left_alone, plan_class
 from neuron_autoport.rewrite.site import Site
+from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.attention import TRACE_ATTENTION
 from neuron_autoport.trace.module_trace import ModuleTrace
@@ -35,6 +36,7 @@ class Port:
     model: the meta model it was read from. trace: of the model. plans: one per distinct traced class.
     where: for every module call, its dotted path and its class's plan. base: path of the base model.
     seconds: spent in building, tracing and planning. without: `Class:rule` pairs left out.
+    tokens: it was traced with, over all sequences.
     """
 
     model: nn.Module
@@ -44,6 +46,7 @@ class Port:
     base: str
     seconds: dict[str, float]
     without: frozenset[str] = frozenset()
+    tokens: int = BATCH * TOKENS
 
     def sites(self) -> Iterator[tuple[str, Site]]:
         """Every site with the dotted path of its module, one per instance."""
@@ -79,14 +82,9 @@ def port_model(
     """
     rules = tuple(rules)
     started = time.perf_counter()
-    model = _build(source, TRACE_ATTENTION)
+    model = _build(source, *_ATTEMPTS[0])
     built = time.perf_counter()
-    trace = trace_model(model, (), example_inputs())
-    if _ends(trace):  # its own attention may want the mask it was not given
-        other = _build(source, "eager")
-        again = trace_model(other, (), example_inputs())
-        if not _ends(again):
-            model, trace = other, again
+    model, trace = _trace(source, model)
     traced = time.perf_counter()
     port = plan_trace(model, trace, rules, tp=tp, without=without)
     planned = time.perf_counter()
@@ -94,15 +92,45 @@ def port_model(
     return replace(port, seconds=seconds)
 
 
-def _build(source: ModelSource | PretrainedConfig, attention: str) -> nn.Module:
+# How a model is built, tried in turn until all of it is traced to its end: the attention interface as a leaf; all in
+# one dtype, where weights that loading keeps in float32 do not run beside bfloat16 ones; and attention as
+# written, where the model's own code wants the mask that is not made for a leaf.
+_ATTEMPTS = ((TRACE_ATTENTION, False), (TRACE_ATTENTION, True), ("eager", False))
+
+
+def _trace(
+    source: ModelSource | PretrainedConfig, first: nn.Module
+) -> tuple[nn.Module, ModuleTrace]:
+    """The model as built for the attempt with the fewest ends, and its trace; values only if need be."""
+    best: tuple[int, nn.Module, ModuleTrace] | None = None
+    built = {_ATTEMPTS[0]: first}
+    for with_values in (False, True):
+        for attempt in _ATTEMPTS:
+            if attempt[1] and not getattr(first, "_keep_in_fp32_modules_strict", None):
+                continue
+            model = built.get(attempt) or _build(source, *attempt)
+            built[attempt] = model
+            trace = trace_model(model, (), example_inputs(), with_values=with_values)
+            ends = _ends(trace)
+            if best is None or ends < best[0]:
+                best = (ends, model, trace)
+            if not ends:
+                return model, trace
+    assert best is not None
+    return best[1:]
+
+
+def _build(
+    source: ModelSource | PretrainedConfig, attention: str, one_dtype: bool = False
+) -> nn.Module:
     """The meta model; with `TRACE_ATTENTION` the attention interface is one leaf.
 
     Built in bfloat16, which shows every cast: in float32 a cast to float32 would leave no node.
     """
     try:
-        return meta_model(source, attn_implementation=attention)
+        return meta_model(source, attn_implementation=attention, one_dtype=one_dtype)
     except ModelError:  # chooses its attention class by name: traced as written
-        return meta_model(source, attn_implementation="eager")
+        return meta_model(source, attn_implementation="eager", one_dtype=one_dtype)
 
 
 def _ends(trace: ModuleTrace) -> int:
@@ -113,7 +141,7 @@ def _ends(trace: ModuleTrace) -> int:
 def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:
     """The same trace planned again without some `Class:rule` pairs."""
     again = plan_trace(port.model, port.trace, rules, without=without)
-    return replace(again, seconds=port.seconds)
+    return replace(again, seconds=port.seconds, tokens=port.tokens)
 
 
 def plan_trace(
@@ -126,11 +154,12 @@ def plan_trace(
 ) -> Port:
     """Plan every distinct class of a trace, and say which plan each module instance has."""
     rules = tuple(rules)
+    roles = Roles(rules, without)
     plans: dict[ModuleTrace, ClassPlan] = {}
     where: dict[str, ClassPlan] = {}
     for path, part in trace.walk():
         if part not in plans:
-            plans[part] = plan_class(part, rules, tp=tp, without=without)
+            plans[part] = plan_class(part, rules, tp=tp, without=without, roles=roles)
         known = where.setdefault(path, plans[part])
         if known is not plans[part] and known.new_source() != plans[part].new_source():
             where[path] = left_alone(known, "AP206", "this module is called in two different ways")

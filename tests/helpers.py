@@ -145,6 +145,11 @@ def graph_of(source: str) -> OpGraph:
     return canonical_graph(trace)
 
 
+def family(*names: str) -> tuple[Rule, ...]:
+    """The built-in rules of these folders of `patterns/`: a zoo is of one kind of look-alikes."""
+    return tuple(r for r in load_rules() if r.path.parent.name in names)
+
+
 def plan_of(cls: type[nn.Module], rules: Iterable[Rule] | None = None) -> ClassPlan:
     trace = trace_of(cls)
     return plan_class(trace, tuple(rules) if rules is not None else load_rules())
@@ -183,3 +188,11 @@ def small_config(model_type: str, **more: Any) -> Any:
     if model_type == "gemma3_text":
         more = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]} | more
     return CONFIG_MAPPING[model_type](**common | sizes | more)
+
+
+def check_all_rules(cls: type[nn.Module]) -> None:
+    """Whatever all rules together make of a look-alike of one of them must be right."""
+    plan = plan_of(cls)
+    if plan.sites:
+        proof = proof_of(cls, plan)
+        assert proof.passed, f"{proof.figures()}\n{plan.new_source()}"

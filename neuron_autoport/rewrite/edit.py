@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import libcst as cst
 
-from neuron_autoport.rewrite import safety
+from neuron_autoport.rewrite import branches, safety
+from neuron_autoport.rewrite.helpers import returned_by_helper
 from neuron_autoport.rewrite.names import drop_dead, parameter_text, walk, words
+from neuron_autoport.rewrite.operands import OperandText
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.replacement import reads, replacement_text
 from neuron_autoport.rewrite.site import FusedWeight
@@ -55,27 +57,32 @@ class _Editor:
         self.graph, self.source, self.before = graph, source, before
         self.outputs = [match.values[name] for name in rule.outputs]
         self.interior = set(match.interior) | set(self.outputs)
+        self.operands = OperandText(source, self.interior)
 
     def run(self) -> Edits:
         self.check_users()
         self.check_in_place()
         self.check_once()
-        safety.check_helpers(self.interior, self.outputs)
+        together = len(self.outputs) > 1 and self.tuple_order() is not None
+        safety.check_helpers(self.interior, self.outputs, together)
         expressions = [self.output_expression(op) for op in self.outputs]
         statements = [self.statement(e) for e in expressions]
-        self.check_branches(statements)
+        block = self.common_block(statements)
         safety.check_conditional(self.source, self.interior, expressions)
         edits = Edits(removed=self.dead_statements(statements))
-        first = min(statements, key=lambda s: self.source.range(s)[:2])
+        earliest = min(statements, key=lambda s: self.source.range(s)[:2])
+        first = branches.statement_in(earliest, block, self.source)
         texts = {name: self.input_text(name, first, edits, expressions) for name in self.inputs()}
         column = self.source.range(first)[1] - self.source.range(self.source.function)[1]
         text = replacement_text(self.rule, self.match, self.weights, texts, column)
         self.place(edits, expressions, first, text)
         lines = set(edits.removed)
+        paths = {v.path for v in self.match.values.values() if isinstance(v, ModuleRef)}
+        branches.settle(self.source, edits, paths)
         drop_dead(self.source, edits)
         safety.check_left_names(self.source, edits, lines, first)
-        paths = {v.path for v in self.match.values.values() if isinstance(v, ModuleRef)}
         others = [op for op in self.graph.ops if op not in self.interior]
+        branches.close_untaken(self.source, edits, paths, self.graph.ops)
         safety.check_modules(self.source, edits, paths, others)
         return edits
 
@@ -88,13 +95,29 @@ class _Editor:
         self, edits: Edits, expressions: list[cst.BaseExpression], first: cst.CSTNode, text: str
     ) -> None:
         edits.comments[first] = [self.rule.name]
-        if len(set(expressions)) == 1:  # one output, or the tuple of all of them in one expression
+        ends = self.layouts()
+        whole = len(set(expressions)) == 1  # one output, or all of them in one expression
+        order = self.tuple_order() if whole else None
+        if whole and not any(ends) and (order is None or order == self.outputs):
             edits.replaced[expressions[0]] = text
             return
         names = self.fresh_names()
         edits.inserted[first] = [f"{', '.join(names)} = {text}"]
-        for expression, name in zip(expressions, names, strict=True):
-            edits.replaced[expression] = name
+        values = [name + end for name, end in zip(names, ends, strict=True)]
+        if order is not None:
+            given = [values[self.outputs.index(o)] for o in order]
+            edits.replaced[expressions[0]] = f"({', '.join(given)})"
+            return
+        for expression, value in zip(expressions, values, strict=True):
+            edits.replaced[expression] = value
+
+    def layouts(self) -> list[str]:
+        """For each output, the method calls that lay it out as the source had it."""
+        stem = next((w.attr for w in self.weights if w.heads), "")
+        cuts = [self.match.columns.get(n) for n in self.rule.outputs]
+        return [
+            c.layout(f"self.{stem}_heads[{i}]") if c is not None else "" for i, c in enumerate(cuts)
+        ]
 
     def fresh_names(self) -> list[str]:
         used = {n.value for n in walk(self.source.function) if isinstance(n, cst.Name)}
@@ -153,27 +176,30 @@ class _Editor:
             place = self.source.to_range(other.spans[0])
             if inside(place, here) and not self.is_input_text(other):
                 raise Refused("AP202", f"it also computes {other.label}", other.spans[0])
-        if self.shares_expression(op) and not self.is_whole_tuple(op):
+        if self.shares_expression(op) and self.tuple_order() is None:
             raise Refused("AP202", "several outputs come from one expression", op.spans[0])
         return expression
 
     def shares_expression(self, op: Op) -> bool:
         return any(o is not op and o.spans[:1] == op.spans[:1] for o in self.outputs)
 
-    def is_whole_tuple(self, op: Op) -> bool:
-        """Is the expression a call that cuts a value into exactly the outputs, in their order?"""
-        cut = [o for o in self.graph.ops if o.name == "pieces" and o.spans == op.spans]
-        if len(cut) != 1 or any(o.spans != op.spans for o in self.outputs):
-            return False
+    def tuple_order(self) -> list[Op] | None:
+        """The outputs in the order of the tuple that one expression gives; None if it gives no such."""
+        first = self.outputs[0]
+        if any(o.spans[:1] != first.spans[:1] for o in self.outputs):
+            return None
+        cut = [o for o in self.graph.ops if o.name == "pieces" and o.spans == first.spans]
+        if len(cut) != 1 or any(o.spans != first.spans for o in self.outputs):
+            return self.outputs if returned_by_helper(self.source, self.outputs) else None
         parts = cut[0].node.meta["val"] if cut[0].node is not None else ()
-        starts = [o.attrs.get("start") for o in self.outputs]
-        return len(parts) == len(self.outputs) and starts == sorted(starts)
+        order = sorted(self.outputs, key=lambda o: o.attrs.get("start", 0))
+        return order if len(parts) == len(order) else None
 
     def is_input_text(self, op: Op) -> bool:
         """Is `op` computed inside the text of an input that is kept?"""
         ranges = []
         for name in self.inputs():
-            expression = self.operand_expression(self.match.values[name])
+            expression = self.operands.expression_of(self.match.values[name])
             if expression is not None:
                 ranges.append(self.source.range(expression))
         place = self.source.to_range(op.spans[0])
@@ -185,16 +211,18 @@ class _Editor:
             raise Refused("AP205", "the result is computed in the head of a compound statement")
         return found
 
-    def check_branches(self, statements: list[cst.CSTNode]) -> None:
-        block = self.source.block_of(statements[0])
+    def common_block(self, statements: list[cst.CSTNode]) -> cst.CSTNode:
+        """The block that holds all parts of the match; those deeper in must run whenever it does."""
         places: list[tuple[cst.CSTNode, Span | None]] = [(s, None) for s in statements]
         for op in self.interior:
             if op.spans:
                 at = self.source.statement_at(op.spans[0])
                 places.append((at, op.spans[0]) if at is not None else (statements[0], None))
+        block = branches.common([self.source.block_of(s) for s, _ in places], self.source)
         for statement, span in places:
-            if self.source.block_of(statement) is not block:
+            if not branches.always_runs(statement, block, self.source):
                 raise Refused("AP205", "parts of the match are in another block", span)
+        return block
 
     def dead_statements(self, kept: list[cst.CSTNode]) -> set[cst.CSTNode]:
         """Statements that hold inner ops of the match and nothing else."""
@@ -221,10 +249,14 @@ class _Editor:
         op = self.match.values[name]
         if op.name == "param":
             return parameter_text(str(op.target))
+        expression = self.operands.expression_of(op)
         if op.name == "input" and self.is_parameter_name(op.target):
-            safety.check_binding(self.source, str(op.target), None, at, edits)
-            return str(op.target)
-        expression = self.operand_expression(op)
+            try:
+                safety.check_binding(self.source, str(op.target), None, at, edits)
+                return str(op.target)
+            except Refused:
+                if expression is None:  # else another name still holds it
+                    raise
         if expression is None:
             span = op.spans[0] if op.spans else None
             raise Refused("AP207", f"`{name}` ({op.label}) has no name in this forward", span)
@@ -239,35 +271,6 @@ class _Editor:
         params = self.source.function.params
         return any(p.name.value == name for p in (*params.params, *params.kwonly_params))
 
-    def operand_expression(self, op: Op) -> cst.BaseExpression | None:
-        """The expression that stands for `op` where the match first reads it."""
-        for user in sorted(op.users, key=lambda u: u.index):
-            if user not in self.interior or len(user.spans) != 1:
-                continue
-            expression = self.source.expression_at(user.spans[0])
-            found = _operand(expression, user, op) if expression is not None else None
-            if found is not None:
-                return found
-        return None
-
 
 def _holds(outer: cst.CSTNode, inner: cst.CSTNode) -> bool:
     return any(n is inner for n in walk(outer))
-
-
-def _operand(expression: cst.CSTNode, user: Op, op: Op) -> cst.BaseExpression | None:
-    """The part of `user`'s expression that is its operand `op`."""
-    place = next((i for i, v in enumerate(user.inputs) if v is op), None)
-    if place is None:
-        return None
-    if isinstance(expression, cst.BinaryOperation) and user.name in ("add", "sub", "mul", "div"):
-        return (expression.left, expression.right)[place] if len(user.inputs) == 2 else None
-    if not isinstance(expression, cst.Call):
-        return expression.value if isinstance(expression, cst.Subscript) and place == 0 else None
-    if user.name == "module" or not isinstance(expression.func, cst.Attribute):
-        plain = [a.value for a in expression.args if a.keyword is None and not a.star]
-        return plain[place] if place < len(plain) else None
-    owner = expression.func.value
-    if isinstance(owner, cst.Name) and owner.value in ("torch", "F"):
-        return expression.args[place].value if place < len(expression.args) else None
-    return owner if place == 0 else None

@@ -10,8 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
-import importlib.util
-import os
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -24,6 +22,7 @@ import libcst as cst
 from torch import nn
 
 from neuron_autoport.cache import cache_folder
+from neuron_autoport.models.python_file import import_file, write_whole
 from neuron_autoport.rewrite.plan import ClassPlan
 
 
@@ -156,20 +155,7 @@ def _file_text(
 def _load(text: str) -> ModuleType:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     name = f"neuron_autoport_generated_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
     path = cache_folder("generated") / f"{name}.py"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    if name not in sys.modules and not (path.exists() and path.read_text(encoding="utf-8") == text):
+        write_whole(path, text)
+    return import_file(name, path)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.rewrite.site import FusedWeight, WeightPart
+from neuron_autoport.rewrite.site import FusedWeight, WeightPart, plain_attributes
 
 
 def install(module: nn.Module, plan: ClassPlan, rewritten: type[nn.Module]) -> None:
@@ -31,21 +31,21 @@ def _add_weight(module: nn.Module, weight: FusedWeight) -> None:
     if weight.has_bias:
         bias = torch.cat([_bias(module, part) for part in weight.parts])[None]
         module.register_parameter(f"{weight.attr}_bias", nn.Parameter(bias, requires_grad=False))
-    if weight.shard == "heads":
-        setattr(module, f"{weight.attr}_sizes", list(weight.sizes))
+    for name, value in plain_attributes(weight, weight.sizes).items():
+        setattr(module, name, value)
 
 
 def _columns(module: nn.Module, part: WeightPart) -> torch.Tensor:
     """Columns of the [in, out] weight that come from one module."""
     weight = getattr(module.get_submodule(part.module), part.weight)
     matrix = weight.t() if part.layout == "out_in" else weight
-    return matrix[:, part.start : part.end]
+    return matrix[:, part.index]
 
 
 def _bias(module: nn.Module, part: WeightPart) -> torch.Tensor:
     owner = module.get_submodule(part.module)
     if part.bias is None:  # a part without a bias beside one that has it adds zero
         like = getattr(owner, part.weight)
-        return like.new_zeros(part.end - part.start)
+        return like.new_zeros(part.width)
     with torch.no_grad():
-        return getattr(owner, part.bias)[part.start : part.end].clone()
+        return getattr(owner, part.bias)[part.index].clone()

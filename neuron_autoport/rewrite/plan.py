@@ -12,17 +12,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neuron_autoport.rewrite.edit import edit_match
+from neuron_autoport.rewrite.made_up import refuse_made_up
 from neuron_autoport.rewrite.reasons import Refusal, Refused
 from neuron_autoport.rewrite.site import Site, describe, plan_weights
 from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource, inside
+from neuron_autoport.rules.conditions import broken, facts_of
 from neuron_autoport.rules.expressions import ExpressionError, evaluate
-from neuron_autoport.rules.match import Match, ModuleRef
+from neuron_autoport.rules.match import Match
 from neuron_autoport.rules.matcher import find
+from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.canonical import canonical_graph
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.ops import Op, OpGraph
 from neuron_autoport.trace.spans import Span
+
+# Steps of a pattern so short that half of it is found everywhere.
+_SHORT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +36,7 @@ class ClassPlan:
     """The plan of one class in one configuration.
 
     leftovers: operations in no site. without: rules that matched but may not be used (failed proof).
+    stated: operations left because the target has no function for them, as a rule says.
     """
 
     trace: ModuleTrace
@@ -40,6 +47,7 @@ class ClassPlan:
     refusals: tuple[Refusal, ...]
     leftovers: tuple[Op, ...]
     without: tuple[str, ...] = ()
+    stated: frozenset[Op] = frozenset()
 
     def new_source(self) -> str | None:
         """The rewritten function, or None if nothing changes."""
@@ -61,26 +69,34 @@ class _Candidate:
 
 
 def plan_class(
-    trace: ModuleTrace, rules: Iterable[Rule], *, tp: int = 1, without: frozenset[str] = frozenset()
+    trace: ModuleTrace,
+    rules: Iterable[Rule],
+    *,
+    tp: int = 1,
+    without: frozenset[str] = frozenset(),
+    roles: Roles | None = None,
 ) -> ClassPlan:
     """Plan one class.
 
     Args:
         trace: of the class. rules: the library. tp: tensor-parallel ranks, for target limits.
         without: `Class:rule` pairs that may not be used (a proof failed).
+        roles: what child modules are; made from `rules` if it is not given.
     """
+    rules = tuple(rules)
+    roles = Roles(rules, without) if roles is None else roles
     graph = canonical_graph(trace)
     refusals: list[Refusal] = []
     candidates: list[_Candidate] = []
     barred: list[str] = []
     for rule in rules:
-        found = find(rule, graph)
+        found = find(rule, graph, roles)
         if f"{trace.module_class.__name__}:{rule.name}" in without:
             barred += [rule.name] * len(found.matches)
             continue
         candidates += [_Candidate(rule, m) for m in found.matches]
         miss = found.near_miss
-        if miss is not None and miss.done * 2 > miss.total:
+        if miss is not None and miss.total > _SHORT and miss.done * 2 > miss.total:
             span = miss.op.spans[0] if miss.op is not None and miss.op.spans else None
             steps = f"{miss.done} of {miss.total}"
             refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
@@ -92,16 +108,34 @@ def plan_class(
         ]
         candidates = []
     candidates.sort(key=lambda c: (-len(c.match.interior), c.rule.name))
+    refusing = [c for c in candidates if c.rule.refuse]
+    candidates = [c for c in candidates if not c.rule.refuse]
     chosen = _choose(trace, graph, candidates, refusals, tp) if candidates else _Chosen()
     claimed = {op for site in chosen.sites for op in site.match.interior}
+    stated = _state(refusing, claimed, refusals)
     named = {site.rule.role for site in chosen.sites}
     kept = tuple(
         r for r in refusals if r.code != "AP210" or not _covered(r, claimed, graph, rules, named)
     )
     left = tuple(op for op in graph.ops if op not in claimed and op.name not in ("input", "param"))
     return ClassPlan(
-        trace, graph, chosen.sites, chosen.edits, chosen.source, kept, left, tuple(barred)
+        trace, graph, chosen.sites, chosen.edits, chosen.source, kept, left, tuple(barred), stated
     )
+
+
+def _state(refusing: list[_Candidate], claimed: set[Op], refusals: list[Refusal]) -> frozenset[Op]:
+    """Say of each match of a rule that refuses why it stays; what a site claimed does not.
+
+    Returns the operations that stay for such a reason.
+    """
+    stated: set[Op] = set()
+    for candidate in refusing:
+        rule, match = candidate.rule, candidate.match
+        if (claimed | stated) & set(match.interior) or broken(rule.require, match) is not None:
+            continue
+        stated |= set(match.interior)
+        refusals.append(Refusal("AP402", rule.name, rule.refuse, _span_of(rule, match), "all"))
+    return frozenset(stated)
 
 
 @dataclass
@@ -119,7 +153,7 @@ def _choose(
     tp: int,
 ) -> _Chosen:
     try:
-        source = ForwardSource(trace.forward)
+        source = ForwardSource(trace.forward, trace.module_class, trace.reads)
     except NoSource as error:
         refusals += [Refusal("AP208", c.rule.name, str(error), None, "all") for c in candidates]
         return _Chosen()
@@ -132,7 +166,10 @@ def _choose(
             continue
         try:
             _check_forward(trace)
-            _check_require(rule, match)
+            refuse_made_up(trace, match)
+            unmet = broken(rule.require, match)
+            if unmet is not None:
+                raise Refused("AP301", unmet)
             weights = plan_weights(rule, match, names)
             edits = edit_match(rule, match, weights, graph, source, chosen.edits)
             _check_apart(source, chosen.edits, edits)
@@ -141,11 +178,11 @@ def _choose(
             refusals.append(Refusal(no.code, rule.name, no.message, span, "all"))
             continue
         taken_ops |= set(match.interior)
-        names |= {f"{w.attr}_{k}" for w in weights for k in ("weight", "bias", "sizes")}
-        broken = _broken_limits(rule, match, tp)
+        names |= {f"{w.attr}_{k}" for w in weights for k in ("weight", "bias", "sizes", "heads")}
+        limits = _broken_limits(rule, match, tp)
         span = _span_of(rule, match)
         assert span is not None
-        site = Site(rule, match, span, weights, describe(match), broken)
+        site = Site(rule, match, span, weights, describe(match), limits)
         chosen = _Chosen((*chosen.sites, site), chosen.edits.merged(edits), source)
     return chosen
 
@@ -167,19 +204,8 @@ def _check_forward(trace: ModuleTrace) -> None:
         raise Refused("AP208", f"forward closes over {', '.join(code.co_freevars)}")
 
 
-def _check_require(rule: Rule, match: Match) -> None:
-    names = _facts(match)
-    for text, tree in rule.require:
-        try:
-            holds = evaluate(tree, names)
-        except ExpressionError as error:
-            raise Refused("AP301", f"`{text}`: {error}") from None
-        if not holds:
-            raise Refused("AP301", f"`{text}` does not hold")
-
-
 def _broken_limits(rule: Rule, match: Match, tp: int) -> tuple[str, ...]:
-    names = _facts(match) | {"tp": tp}
+    names = facts_of(match) | {"tp": tp}
     return tuple(text for text, tree in rule.neuron if not _holds(tree, names))
 
 
@@ -189,29 +215,6 @@ def _holds(tree: ast.Expression, names: dict[str, Any]) -> bool:
         return bool(evaluate(tree, names))
     except ExpressionError:
         return False
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """What conditions may ask of a value. rows: its shape without the last dimension."""
-
-    shape: tuple[int, ...]
-    ndim: int
-    dtype: str
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        return self.shape[:-1]
-
-
-def _facts(match: Match) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for name, value in match.values.items():
-        if isinstance(value, Op):
-            facts[name] = TensorFacts(value.shape, len(value.shape), str(value.dtype))
-        else:
-            facts[name] = value.facts if isinstance(value, ModuleRef) else value
-    return facts
 
 
 def _span_of(rule: Rule, match: Match) -> Span | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+from neuron_autoport import kernels, nf
+from neuron_autoport.rewrite.names import parameter_text
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.site import FusedWeight
-from neuron_autoport.rules.match import Match, ModuleRef
+from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op
 
@@ -27,15 +31,19 @@ def replacement_text(
         sources: source text of each captured value the replacement reads.
         indent: columns the statement it stands in is indented by.
     """
-    tree = _Fill(rule, match, {w.name: w for w in weights}, sources).visit(
-        _copy(rule.replace.value)
-    )
+    fill = _Fill(rule, match, {w.name: w for w in weights}, sources)
+    tree = fill.visit(_copy(rule.replace.value))
+    if rule.decode is not None:
+        test = ast.parse("NF.decoding()", mode="eval").body
+        tree = ast.IfExp(test=test, body=fill.visit(_copy(rule.decode)), orelse=tree)
     return layout(ast.unparse(ast.fix_missing_locations(tree)), indent)
 
 
 def reads(rule: Rule) -> set[str]:
     """Names the replacement reads."""
-    return {n.id for n in ast.walk(rule.replace.value) if isinstance(n, ast.Name)} - {"NF", "NK"}
+    trees = [rule.replace.value, *([rule.decode] if rule.decode is not None else [])]
+    names = {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    return names - {"NF", "NK"}
 
 
 def _copy(node: ast.expr) -> ast.expr:
@@ -49,6 +57,10 @@ class _Fill(ast.NodeTransformer):
         self.rule, self.match, self.weights, self.sources = rule, match, weights, sources
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if isinstance(node.value, ast.Name):
+            absent = node.value.id in self.match.values and self.match.values[node.value.id] is None
+            if absent:  # an optional part that is not there
+                return ast.Constant(None)
         if isinstance(node.value, ast.Name) and node.value.id in self.weights:
             weight = self.weights[node.value.id]
             if node.attr == "bias" and not weight.has_bias:
@@ -65,16 +77,58 @@ class _Fill(ast.NodeTransformer):
             return ast.parse(self.rule.choices[name][str(value)], mode="eval").body
         if name in self.sources:
             return ast.parse(f"({self.sources[name]})", mode="eval").body
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) or (value is None and name in self.match.values):
             return ast.Constant(value)
-        if isinstance(value, ModuleRef | Op):
+        if isinstance(value, ModuleRef | RoleRef | Op):
             raise Refused("AP207", f"`{name}` has no source text")
         raise Refused("AP207", f"`{name}` is not bound")
 
     def visit_Call(self, node: ast.Call) -> Any:
+        spread = [k for k in node.keywords if k.arg is None and isinstance(k.value, ast.Name)]
+        node.keywords = [k for k in node.keywords if k not in spread]
         self.generic_visit(node)
+        for keyword in spread:
+            assert isinstance(keyword.value, ast.Name)
+            ref = self.match.values.get(keyword.value.id)
+            node.keywords += role_arguments(ref) if isinstance(ref, RoleRef) else []
         node.keywords = [k for k in node.keywords if not _is_none(k.value)]
         return node
+
+
+def role_arguments(ref: RoleRef) -> list[ast.keyword]:
+    """What the rule of a captured module passes to its function, but for the input, by name.
+
+    Raises:
+        Refused: its replacement is more than one call of plain captures.
+    """
+    call = ref.rule.replace.value
+    function = _function(call) if isinstance(call, ast.Call) else None
+    if not isinstance(call, ast.Call) or function is None:
+        raise Refused("AP207", f"`{ref.rule.name}` is not one call")
+    named = {k.arg: k.value for k in call.keywords if k.arg is not None}
+    bound = inspect.signature(function).bind(*call.args, **named).arguments
+    found = []
+    for name, given in bound.items():
+        value = ref.match.values.get(given.id) if isinstance(given, ast.Name) else None
+        if isinstance(value, Op) and value.name == "param":
+            text = parameter_text(f"{ref.path}.{value.target}")
+            found.append(ast.keyword(name, ast.parse(text, mode="eval").body))
+        elif isinstance(value, int | float) or isinstance(given, ast.Constant):
+            constant = given if isinstance(given, ast.Constant) else ast.Constant(value)
+            found.append(ast.keyword(name, constant))
+        elif not isinstance(value, Op):
+            raise Refused("AP207", f"`{name}` of `{ref.rule.name}` has no text here")
+    return found
+
+
+def _function(call: ast.Call) -> Callable[..., Any] | None:
+    """The function of NF or NK that a replacement calls."""
+    target = call.func
+    if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
+        return None
+    space = {"NF": nf, "NK": kernels}.get(target.value.id)
+    found = getattr(space, target.attr, None)
+    return found if callable(found) else None
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -86,6 +140,8 @@ def layout(text: str, indent: int = 4) -> str:
     if len(text) + indent <= _WIDTH:
         return text
     tree = ast.parse(text, mode="eval").body
+    if isinstance(tree, ast.Tuple):
+        return "(\n" + "".join(f"    {ast.unparse(e)},\n" for e in tree.elts) + ")"
     call = max(
         (n for n in ast.walk(tree) if isinstance(n, ast.Call)),
         key=lambda n: len(n.args) + len(n.keywords),

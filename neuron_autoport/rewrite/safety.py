@@ -44,23 +44,32 @@ def check_conditional(
             raise Refused("AP205", f"{op.label} is computed only sometimes", op.spans[0])
 
 
+def _is_settled(node: cst.CSTNode) -> bool:
+    from neuron_autoport.rewrite.branches import is_settled  # the two call each other
+
+    return isinstance(node, cst.IfExp) and is_settled(node.test)
+
+
 def _sometimes_above(source: ForwardSource, node: cst.CSTNode) -> set[cst.CSTNode]:
     found: set[cst.CSTNode] = set()
     current = source.parents.get(node)
     while current is not None and not isinstance(current, cst.BaseSmallStatement):
-        if isinstance(current, _SOMETIMES):
+        if isinstance(current, _SOMETIMES) and not _is_settled(current):
             found.add(current)
         current = source.parents.get(current)
     return found
 
 
-def check_helpers(interior: Iterable[Op], outputs: Iterable[Op]) -> None:
+def check_helpers(interior: Iterable[Op], outputs: Iterable[Op], together: bool) -> None:
     """Refuse (AP208) what helper functions may do beside the match.
 
     The call in forward is replaced as a whole. So a helper must run straight through, or a branch that
     did not run would be lost; and one that computes a result must return just that.
+
+    Args:
+        together: do the outputs come from one expression, which gives just them?
     """
-    outputs = set(outputs)
+    outputs = set() if together else set(outputs)
     for op in interior:
         for span in op.spans[1:]:
             helper = _helper(span)
@@ -131,7 +140,7 @@ def check_left_names(
         lines: removed for the values they held. at: the statement the new call stands in.
     """
     gone = edits.removed | set(edits.replaced)
-    parts = list(_parts(source.function.body))
+    parts = list(_parts(source.function.body, gone))
     for line in lines:
         for name in bound_names(line):
             _check_left_name(source, name, line, at, parts, gone)
@@ -159,14 +168,16 @@ def _check_left_name(
                 return
 
 
-def _parts(body: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Simple statements, and the heads of compound ones, in the order of the text."""
+def _parts(body: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    """Simple statements, and the heads of compound ones, in the order of the text; not in `gone` blocks."""
     for statement in body.children:
+        if statement in gone and not isinstance(statement, cst.SimpleStatementLine):
+            continue
         if isinstance(statement, cst.SimpleStatementLine | cst.BaseSmallStatement):
             yield statement
         elif isinstance(statement, cst.BaseSuite | cst.BaseCompoundStatement | cst.Else | cst.Finally
                         | cst.ExceptHandler | cst.MatchCase):  # fmt: skip
-            yield from _parts(statement)
+            yield from _parts(statement, gone)
         elif isinstance(statement, cst.BaseExpression | cst.WithItem | cst.AsName):
             yield statement
 
@@ -204,11 +215,11 @@ def check_modules(source: ForwardSource, edits: Edits, paths: set[str], others: 
             raise Refused("AP203", f"{op.target} is used again", op.spans[0] if op.spans else None)
     gone = edits.removed | set(edits.replaced)
     for node in left(source.function, gone):
-        if isinstance(node, cst.Attribute | cst.Subscript) and _path(source, node) in paths:
+        if isinstance(node, cst.Attribute | cst.Subscript) and module_path(source, node) in paths:
             raise Refused("AP203", f"{source.code(node)} is named by code that stays")
 
 
-def _path(source: ForwardSource, node: cst.CSTNode) -> str:
+def module_path(source: ForwardSource, node: cst.CSTNode) -> str:
     """`self.experts[0].up` as the module path `experts.0.up`."""
     text = source.code(node).removeprefix("self.")
     return text.replace("[", ".").replace("]", "").replace("'", "").replace('"', "")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuron_autoport.rules.match import Match, ModuleRef
+from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
 from neuron_autoport.rules.rule import Rule
+from neuron_autoport.trace.attention_ops import attention_operands
 from neuron_autoport.trace.ops import Op
 from neuron_autoport.trace.spans import Span
 
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Columns `start:end` of a linear module's output, `layout` as the module keeps its weight."""
+    """Columns `start:end` of a linear module's output, `layout` as the module keeps its weight.
+
+    columns: instead of a range, the columns one by one. whole: are they all, in their order?
+    """
 
     module: str
     weight: str
@@ -22,15 +27,27 @@ class WeightPart:
     start: int
     end: int
     whole: bool
+    columns: tuple[int, ...] | None = None
+
+    @property
+    def width(self) -> int:
+        """How many columns these are."""
+        return len(self.columns) if self.columns is not None else self.end - self.start
+
+    @property
+    def index(self) -> slice | list[int]:
+        """What to index the output dimension of the module's weight or bias with."""
+        return list(self.columns) if self.columns is not None else slice(self.start, self.end)
 
 
 @dataclass(frozen=True)
 class FusedWeight:
     """One [in, out] weight of the rewritten class and the checkpoint tensors it is made of.
 
-    name: in the rule; attr: attribute stem on the module (`<attr>_weight`, `_bias`, `_sizes`).
-    sizes: widths of the outputs it is split into. shard: column, row, heads or replicate.
-    head_dim: width of a head where shard is heads.
+    name: in the rule; attr: attribute stem on the module (`<attr>_weight`, `_bias`, `_sizes`, `_heads`).
+    sizes: widths of the outputs it is split into. shard: column, row, heads, replicate, or plan: as
+    the model's own parallel plan has its parts.
+    head_dim: width of a head where shard is heads. heads: sizes each output's columns are unfolded into.
     """
 
     name: str
@@ -40,10 +57,11 @@ class FusedWeight:
     in_features: int
     sizes: tuple[int, ...]
     head_dim: int | None = None
+    heads: tuple[tuple[int, ...], ...] = ()
 
     @property
     def out_features(self) -> int:
-        return sum(p.end - p.start for p in self.parts)
+        return sum(p.width for p in self.parts)
 
     @property
     def has_bias(self) -> bool:
@@ -78,7 +96,8 @@ def plan_weights(rule: Rule, match: Match, taken: set[str]) -> tuple[FusedWeight
     for spec in rule.weights:
         used |= set(spec.sources)
         if spec.how == "stack":
-            parts = tuple(_part(refs[s]) for s in spec.sources)
+            parts = _joined(tuple(_stacked(match, refs, s) for s in spec.sources), refs)
+            used |= {n for n, r in refs.items() if any(r.path == p.module for p in parts)}
             made.append((spec.names[0], _stem(spec.names[0], taken), parts))
             continue
         (source,) = (refs[s] for s in spec.sources)
@@ -94,7 +113,7 @@ def plan_weights(rule: Rule, match: Match, taken: set[str]) -> tuple[FusedWeight
 
 def _stem(name: str, taken: set[str]) -> str:
     free = name
-    while any(f"{free}_{kind}" in taken for kind in ("weight", "bias", "sizes")):
+    while any(f"{free}_{kind}" in taken for kind in ("weight", "bias", "sizes", "heads")):
         free = f"nf_{free}"
     return free
 
@@ -106,25 +125,66 @@ def _part(ref: ModuleRef, start: int = 0, end: int | None = None) -> WeightPart:
     return WeightPart(ref.path, facts.weight, facts.bias, facts.layout, start, stop, whole)
 
 
+def _stacked(match: Match, refs: dict[str, ModuleRef], name: str) -> WeightPart:
+    """A whole module, or the columns of one that an output of the match is cut from."""
+    if name in refs:
+        return _part(refs[name])
+    cut = match.columns[name]
+    facts = next(r for r in refs.values() if r.path == cut.module).facts
+    return WeightPart(cut.module, facts.weight, facts.bias, facts.layout, 0, 0, False, cut.columns)
+
+
+def _joined(parts: tuple[WeightPart, ...], refs: dict[str, ModuleRef]) -> tuple[WeightPart, ...]:
+    """One whole part, if the parts are all columns of one module in their order."""
+    columns = [c for part in parts for c in part.columns or ()]
+    ref = next(r for r in refs.values() if r.path == parts[0].module)
+    if any(p.module != ref.path or p.columns is None for p in parts):
+        return parts
+    return (_part(ref),) if columns == list(range(ref.facts.out_features)) else parts
+
+
 def _fused(
     rule: Rule, match: Match, name: str, attr: str, parts: tuple[WeightPart, ...]
 ) -> FusedWeight:
     shard = rule.shard.get(name, "replicate")
     refs = [v for v in match.values.values() if isinstance(v, ModuleRef)]
-    sizes = tuple(p.end - p.start for p in parts)
-    if shard == "heads":
-        sizes = tuple(match.values[o].shape[-1] for o in rule.outputs)
+    sizes = tuple(p.width for p in parts)
+    if shard in ("heads", "plan"):
+        sizes = tuple(_width(match, o) for o in rule.outputs)
     inputs = next(r.facts.in_features for r in refs if r.path == parts[0].module)
-    return FusedWeight(name, attr, parts, shard, inputs, sizes, _head_dim(match, shard))
+    cuts = [match.columns[o] for o in rule.outputs if o in match.columns]
+    heads = tuple(c.heads for c in cuts) if any(len(c.tail) > 1 for c in cuts) else ()
+    return FusedWeight(name, attr, parts, shard, inputs, sizes, _head_dim(match, shard), heads)
+
+
+def plain_attributes(weight: FusedWeight, sizes: Sequence[int]) -> dict[str, Any]:
+    """What the rewritten forward reads of a weight beside the tensors, by attribute name.
+
+    Args:
+        sizes: widths of its outputs on this rank.
+    """
+    found: dict[str, Any] = {}
+    if weight.shard in ("heads", "plan"):
+        found[f"{weight.attr}_sizes"] = list(sizes)
+    if weight.heads:
+        found[f"{weight.attr}_heads"] = weight.heads
+    return found
+
+
+def _width(match: Match, output: str) -> int:
+    """Columns of one output."""
+    cut = match.columns.get(output)
+    return len(cut.columns) if cut is not None else match.values[output].shape[-1]
 
 
 def _head_dim(match: Match, shard: str) -> int | None:
     if shard != "heads":
         return None
     attention = next(
-        (v for v in match.values.values() if isinstance(v, Op) and v.name == "attention"), None
+        (found for v in match.values.values() if isinstance(v, Op) and (found := attention_operands(v))),
+        None,
     )
-    return attention.inputs[0].shape[-1] if attention is not None else None
+    return attention[0].shape[-1] if attention is not None else None
 
 
 def describe(match: Match) -> dict[str, Any]:
@@ -135,6 +195,9 @@ def describe(match: Match) -> dict[str, Any]:
             bias = " + bias" if value.facts.bias else ""
             sizes = f"{value.facts.in_features}→{value.facts.out_features}"
             found[name] = f"{value.path} {sizes}{bias}"
+        elif isinstance(value, RoleRef):
+            inner = {k: v for k, v in describe(value.match).items() if k not in found}
+            found |= {name: f"{value.path} ({value.rule.name})", **inner}
         elif isinstance(value, int | float | str):
             found[name] = f"{value:g}" if isinstance(value, float) else str(value)
         elif isinstance(value, Op) and value.name == "attention":

@@ -8,8 +8,9 @@ comments and layout of what is not edited survive.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import libcst as cst
@@ -26,12 +27,16 @@ class NoSource(Exception):
 
 @dataclass
 class Edits:
-    """What to change in one function; nodes are those of one `ForwardSource`."""
+    """What to change in one function; nodes are those of one `ForwardSource`.
+
+    settled: conditions that have one value for every module the trace holds for; only that branch stays.
+    """
 
     replaced: dict[cst.CSTNode, str] = field(default_factory=dict)
     inserted: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
     removed: set[cst.CSTNode] = field(default_factory=set)
     comments: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
+    settled: dict[cst.If, bool] = field(default_factory=dict)
 
     def merged(self, other: Edits) -> Edits:
         """Both together; they touch different expressions."""
@@ -41,17 +46,29 @@ class Edits:
             joined(self.inserted, other.inserted),
             self.removed | other.removed,
             joined(self.comments, other.comments),
+            {**self.settled, **other.settled},
         )
 
 
 class ForwardSource:
     """Syntax tree of a forward.
 
+    Args:
+        owner: class of the forward, where methods it calls are looked up.
+        reads: values of the module's attributes the trace holds for, by name.
+
     Raises:
         NoSource: the function has no source file, or it does not parse.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        owner: type | None = None,
+        reads: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.callable, self.owner, self.reads = function, owner, dict(reads or {})
+        self.is_method = owner is not None
         try:
             lines, first = inspect.getsourcelines(function)
             self.file = inspect.getsourcefile(function) or "?"
@@ -96,6 +113,21 @@ class ForwardSource:
         found = self.expressions.get(self.to_range(span))
         return found if isinstance(found, cst.BaseExpression) else None
 
+    def called(self, call: cst.BaseExpression) -> ForwardSource | None:
+        """Source of the plain function, or method of `self`, that an expression calls."""
+        if not isinstance(call, cst.Call):
+            return None
+        target, owner = call.func, None
+        found: Any = None
+        if isinstance(target, cst.Name):
+            found = getattr(self.callable, "__globals__", {}).get(target.value)
+        elif self.owner is not None and self.code(target).startswith("self."):
+            owner = self.owner
+            found = inspect.getattr_static(owner, self.code(target).removeprefix("self."), None)
+        if not inspect.isfunction(found) or hasattr(found, "__wrapped__"):
+            return None
+        return _source_of(found, owner)
+
     def statement_of(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """The statement line, or head of a compound statement, that holds `node`."""
         current: cst.CSTNode | None = node
@@ -137,6 +169,14 @@ class ForwardSource:
         return cst.Module(body=[bare]).code
 
 
+@lru_cache(maxsize=256)
+def _source_of(function: Callable[..., Any], owner: type | None) -> ForwardSource | None:
+    try:
+        return ForwardSource(function, owner)
+    except NoSource:
+        return None
+
+
 def inside(inner: Range, outer: Range) -> bool:
     """Does `outer` hold `inner`?"""
     return inner[:2] >= outer[:2] and inner[2:] <= outer[2:]
@@ -160,9 +200,23 @@ def _comments(node: cst.CSTNode) -> list[str]:
 def _expression(text: str) -> cst.BaseExpression:
     """`text` parsed; in parentheses unless it binds tighter than any operator around it."""
     made = cst.parse_expression(text)
-    if isinstance(made, cst.Call | cst.Name | cst.Attribute | cst.Subscript):
+    if isinstance(made, cst.Call | cst.Name | cst.Attribute | cst.Subscript) or made.lpar:
         return made
     return made.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def _branch(statement: cst.If, taken: bool) -> Any:
+    """The statements of the branch that is taken."""
+    rest = statement.body if taken else statement.orelse
+    if rest is None:
+        return cst.RemovalSentinel.REMOVE
+    if isinstance(rest, cst.If):
+        return rest
+    block = rest.body if isinstance(rest, cst.Else) else rest
+    first, *more = block.body
+    if isinstance(first, cst.BaseStatement) and hasattr(first, "leading_lines"):
+        first = first.with_changes(leading_lines=[*statement.leading_lines, *first.leading_lines])
+    return cst.FlattenSentinel([first, *more])
 
 
 class _Apply(cst.CSTTransformer):
@@ -176,6 +230,7 @@ class _Apply(cst.CSTTransformer):
         super().__init__()
         self.edits, self.kept = edits, kept
         self.dropped: dict[cst.CSTNode, list[str]] = {}  # with the comments that were on them
+        self.emptied: set[Any] = set()  # stand-ins for all that a block held
 
     def on_leave(self, original: Any, updated: Any) -> Any:
         updated = super().on_leave(original, updated)
@@ -186,14 +241,20 @@ class _Apply(cst.CSTTransformer):
             return updated
         notes = [*self.kept.get(original, ())]
         notes += [f"# autoport: {rule}" for rule in self.edits.comments.get(original, ())]
-        if notes:
-            lead = [*updated.leading_lines, *(_comment(n) for n in notes)]
-            updated = updated.with_changes(leading_lines=lead)
-        if before := self.edits.inserted.get(original):
-            new = [cst.ensure_type(cst.parse_statement(t), cst.SimpleStatementLine) for t in before]
-            new[0] = new[0].with_changes(leading_lines=updated.leading_lines)
-            updated = cst.FlattenSentinel([*new, updated.with_changes(leading_lines=[])])
-        return updated
+        before = self.edits.inserted.get(original, [])
+        if not notes and not before:
+            return updated
+        new: list[Any] = [cst.parse_statement(text) for text in before]
+        if isinstance(updated, cst.FlattenSentinel):
+            kept = list(updated)
+        else:
+            kept = [] if updated is cst.RemovalSentinel.REMOVE else [updated]
+        if new and kept:  # the blank lines and comments above go with the first statement
+            new[0] = new[0].with_changes(leading_lines=kept[0].leading_lines)
+            kept[0] = kept[0].with_changes(leading_lines=[])
+        first, *rest = [*new, *kept]
+        lead = [*first.leading_lines, *(_comment(n) for n in notes)]
+        return cst.FlattenSentinel([first.with_changes(leading_lines=lead), *rest])
 
     def leave_IndentedBlock(self, original_node: Any, updated_node: Any) -> Any:
         """Take dropped statements out; their comments stay, above what follows."""
@@ -210,4 +271,18 @@ class _Apply(cst.CSTTransformer):
                 statement = statement.with_changes(leading_lines=[*waiting, *own])
                 waiting = []
             body.append(statement)
+        if not body:
+            nothing = cst.SimpleStatementLine(
+                [cst.Pass()], leading_lines=[line for line in waiting if line.comment is not None]
+            )
+            self.emptied.add(nothing)
+            body = [nothing]
         return updated_node.with_changes(body=body)
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
+        """A settled `if` leaves one of its branches; one that lost all it held goes."""
+        if original_node in self.edits.settled:
+            return _branch(updated_node, self.edits.settled[original_node])
+        block = updated_node.body
+        empty = isinstance(block, cst.IndentedBlock) and set(block.body) <= self.emptied
+        return cst.RemovalSentinel.REMOVE if empty and updated_node.orelse is None else updated_node

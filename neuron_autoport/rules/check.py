@@ -38,18 +38,26 @@ def near(word: str, known: Iterable[str]) -> str:
     return f"; did you mean `{lower[found[0]]}`?" if found else ""
 
 
-def check_code(tree: ast.expr, weights: Collection[str], names: Collection[str]) -> Iterator[Fault]:
+def check_code(
+    tree: ast.expr,
+    weights: Collection[str],
+    names: Collection[str],
+    roles: Collection[str] = (),
+) -> Iterator[Fault]:
     """Faults of a piece of replacement code.
 
     Args:
-        weights: names that stand for weights. names: all other names the pattern binds.
+        weights: names that stand for weights. roles: for modules with a role; `**norm` passes on what
+            the rule of that role passes. names: all other names the pattern binds.
     """
-    yield from _Code(weights, names).check(tree)
+    yield from _Code(weights, names, roles).check(tree)
 
 
 class _Code:
-    def __init__(self, weights: Collection[str], names: Collection[str]) -> None:
-        self.weights, self.names = weights, names
+    def __init__(
+        self, weights: Collection[str], names: Collection[str], roles: Collection[str]
+    ) -> None:
+        self.weights, self.names, self.roles = weights, names, roles
 
     def check(self, node: ast.AST) -> Iterator[Fault]:
         if not isinstance(node, _ALLOWED):
@@ -67,6 +75,8 @@ class _Code:
     def name(self, node: ast.Name) -> Iterator[Fault]:
         if node.id in self.weights:
             yield f"`{node.id}` is a module: say `{node.id}.weight` or `{node.id}.bias`", node
+        elif node.id in self.roles:
+            yield f"`{node.id}` is a module: say `**{node.id}` for what its rule passes", node
         elif node.id in ("NF", "NK"):
             yield f"`{node.id}` stands alone: say `{node.id}.name`", node
         elif node.id not in self.names:
@@ -107,7 +117,12 @@ class _Code:
                 yield from self.check(base)
         else:
             yield "call a function of NF or NK, or a method of a value", node
-        for argument in (*node.args, *(k.value for k in node.keywords)):
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                yield from self.check(keyword.value)
+            elif not (isinstance(keyword.value, ast.Name) and keyword.value.id in self.roles):
+                yield "`**` takes a captured module that has a role", keyword.value
+        for argument in node.args:
             yield from self.check(argument)
 
     def signature(self, node: ast.Call, space: str, name: str) -> Iterator[Fault]:
@@ -117,10 +132,11 @@ class _Code:
             yield f"{space} has no function `{name}`{near(name, _space(space))}", node
             return
         assert function is not None
+        given = {k.arg: None for k in node.keywords if k.arg is not None}
+        signature = inspect.signature(function)
+        bind = signature.bind if len(given) == len(node.keywords) else signature.bind_partial
         try:
-            inspect.signature(function).bind(
-                *node.args, **{k.arg or "**": None for k in node.keywords}
-            )
+            bind(*node.args, **given)
         except TypeError as error:
             yield f"{space}.{name}: {error}", node
 
@@ -128,7 +144,7 @@ class _Code:
 def _space(name: str) -> list[str]:
     from neuron_autoport import kernels, nf
 
-    return list({"NF": nf, "NK": kernels}[name].__all__)
+    return list(nf.__all__) if name == "NF" else kernels.names()
 
 
 def _member(space: str, name: str) -> Callable[..., Any] | None:
@@ -147,13 +163,15 @@ def _enum(node: ast.AST) -> type[Enum] | None:
 
 
 def check_condition(
-    tree: ast.AST, linears: Collection[str], names: Collection[str]
+    tree: ast.AST, linears: Collection[str], names: Collection[str], roles: Collection[str] = ()
 ) -> Iterator[Fault]:
     """Names and attributes of a condition that nothing will have."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in names:
             yield f"unknown name `{node.id}`{near(node.id, names)}", node
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in roles:  # what the rule of the role captures
+                continue
             facts = LINEAR_FACTS if node.value.id in linears else VALUE_FACTS
             if node.value.id in names and node.attr not in facts:
                 hint = near(node.attr, facts) or f"; there are {', '.join(sorted(facts))}"

@@ -2,39 +2,35 @@
 
 This runs the Python text of a rule file, so only `autoport rules test` does it, and for rules that do not come
 with this package only when the user allows it. An example sees torch, nn, F, math,
-ALL_ATTENTION_FUNCTIONS and ACT2FN. One that has no `config` of its own is given one that names the
-attention function, as in transformers: `ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]`.
+ALL_ATTENTION_FUNCTIONS and ACT2FN, and a `config` that names the attention function (`single.py`).
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import importlib.util
-import os
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import torch
 from torch import nn
 
 from neuron_autoport.cache import cache_folder
 from neuron_autoport.errors import RuleError
-from neuron_autoport.models.weights import adversarial_
-from neuron_autoport.prove.modules import RUN_ERRORS, Call, ModuleProof, prove_module
+from neuron_autoport.models.inputs import Input
+from neuron_autoport.models.python_file import import_file, write_whole
+from neuron_autoport.prove.modules import ModuleProof, prove_module
 from neuron_autoport.rewrite.emit import generate
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
-from neuron_autoport.rules.library import is_builtin
+from neuron_autoport.rules.library import is_builtin, load_rules
 from neuron_autoport.rules.matcher import find
+from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Example, Rule
-from neuron_autoport.trace.attention import TRACE_ATTENTION
+from neuron_autoport.single import Make, for_real, random_calls, trace_alone
 from neuron_autoport.trace.module_trace import TraceEnd
-from neuron_autoport.trace.tracer import running_where, trace_model
+from neuron_autoport.trace.tracer import running_where
 
 _IMPORTS = (
     "import math; import torch; import torch.nn.functional as F; from torch import nn; "
@@ -42,7 +38,7 @@ _IMPORTS = (
     "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS"
 )
 _PREFIX = "neuron_autoport_example_"
-_CALLS = 2
+_MOST_ELEMENTS = 2**24
 
 
 class Kind(StrEnum):
@@ -75,8 +71,10 @@ class _Broken(Exception):
     """The example's own code does not run."""
 
 
-def check_trusted(rules: Iterable[Rule], trust_remote_code: bool) -> None:
-    """Refuse to run examples of others, unless the user allows it.
+def check_trusted(
+    rules: Iterable[Rule], trust_remote_code: bool, command: str = "autoport rules test"
+) -> None:
+    """Refuse to run examples of others, unless the user allows it. command: as it was given.
 
     Raises:
         RuleError: naming the flag.
@@ -84,24 +82,35 @@ def check_trusted(rules: Iterable[Rule], trust_remote_code: bool) -> None:
     foreign = [r for r in rules if not is_builtin(r) and (r.examples or r.rejects)]
     if foreign and not trust_remote_code:
         what = f"rules test runs the code of the examples, and {foreign[0].name} is not a built-in rule"
-        step = "read the examples, then repeat the command with --trust-remote-code"
+        step = f"read the examples, then: {command} --trust-remote-code"
         raise RuleError(what, str(foreign[0].path), step)
 
 
-def run_rule(rule: Rule) -> Iterator[Outcome]:
-    """All examples of one rule, in the order of the file. The rule is tried alone, beside no other."""
+def run_rule(rule: Rule, library: Iterable[Rule] | None = None) -> Iterator[Outcome]:
+    """All examples of one rule, in the order of the file. The rule is tried alone, beside no other.
+
+    Args:
+        library: rules that give roles to child modules; None for the built-in ones.
+    """
+    others = tuple(load_rules() if library is None else library)
     for example in sorted((*rule.examples, *rule.rejects), key=lambda e: e.line):
-        yield run_example(rule, example)
+        yield run_example(rule, example, others)
 
 
-def run_example(rule: Rule, example: Example) -> Outcome:
+def run_example(rule: Rule, example: Example, library: Iterable[Rule] = ()) -> Outcome:
     """One example: traced on meta in bfloat16; if the rule fuses it, proved on random inputs.
 
-    Proved with adversarial weights, in float32 and in bfloat16.
+    Proved with adversarial weights, in float32 and in bfloat16. A rule that refuses fuses nothing: its
+    examples only have to match, or not.
     """
     try:
         cls = _load_class(example)
-        plan = _plan(rule, example, cls)
+        plan = _plan(rule, example, cls, library)
+        if rule.refuse and any(r.code == "AP402" for r in plan.refusals):
+            if example.because is None:
+                return Outcome(rule, example, Kind.good, rule.refuse)
+            message = f"matched, and should not be: {example.because}"
+            return Outcome(rule, example, Kind.noisy, message)
         if not plan.sites:
             if example.because is not None:
                 return Outcome(rule, example, Kind.good)
@@ -125,21 +134,13 @@ def _load_class(example: Example) -> type[nn.Module]:
     """The example's last module class, from a file whose lines are numbered as in the rule file."""
     text = _IMPORTS + "\n" * max(example.line - 1, 1) + example.source
     name = _PREFIX + hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = cache_folder("examples") / f"{name}.py"
     if name not in sys.modules:
-        path = cache_folder("examples") / f"{name}.py"
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except (*RUN_ERRORS, SyntaxError) as error:
-            del sys.modules[name]
-            raise _Broken(_said(error)) from None
-    space = vars(sys.modules[name]).values()
+        write_whole(path, text)
+    try:
+        space = vars(import_file(name, path)).values()
+    except (Exception, SystemExit) as error:  # code of others: it raises what it likes
+        raise _Broken(_said(error)) from None
     own = [v for v in space if isinstance(v, type) and v.__module__ == name]
     modules = [c for c in own if issubclass(c, nn.Module)]
     if not modules:
@@ -147,48 +148,41 @@ def _load_class(example: Example) -> type[nn.Module]:
     return modules[-1]
 
 
-def _build(example: Example, cls: type[nn.Module], attention: str | None) -> nn.Module:
-    """An instance in eval mode. attention: what its configuration is to name, None for its own."""
-    module: Any
+def _maker(example: Example, cls: type[nn.Module]) -> Make:
+    """What makes an instance of the example."""
+
+    def make() -> nn.Module:
+        try:
+            return cls(**example.init)
+        except Exception as error:
+            raise _Broken(f"{cls.__name__} cannot be built: {_said(error)}") from None
+
+    return make
+
+
+def _inputs(example: Example) -> tuple[Input, ...]:
+    return tuple(Input(shape) for shape in example.inputs)
+
+
+def _plan(rule: Rule, example: Example, cls: type[nn.Module], library: Iterable[Rule]) -> ClassPlan:
+    """The plan of the example with this one rule."""
+    if sum(math.prod(shape) for shape in example.inputs) > _MOST_ELEMENTS:
+        raise _Broken(f"its inputs have more than {_MOST_ELEMENTS:,} elements")
     try:
-        module = cls(**example.init).eval()
-    except RUN_ERRORS as error:
-        raise _Broken(f"{cls.__name__} cannot be built: {_said(error)}") from None
-    config = getattr(module, "config", None)
-    if config is None:
-        module.config = SimpleNamespace(_attn_implementation=attention or "sdpa")
-    elif attention is not None:
-        module.config = copy.copy(config)
-        module.config._attn_implementation = attention
-    return module
-
-
-def _plan(rule: Rule, example: Example, cls: type[nn.Module]) -> ClassPlan:
-    """The plan of the example with this one rule.
-
-    Built in bfloat16, which shows every cast: in float32 a cast to float32 would leave no node.
-    """
-    with torch.device("meta"):
-        module = _build(example, cls, TRACE_ATTENTION).to(torch.bfloat16)
-        inputs = tuple(torch.empty(s, dtype=torch.bfloat16) for s in example.inputs)
-    trace = trace_model(module, inputs)
+        _, trace = trace_alone(_maker(example, cls), _inputs(example))
+    except _Broken:
+        raise
+    except Exception as error:
+        raise _Broken(_said(error)) from None
     if trace.end is not None and trace.end.code == "AP102":  # a mistake of the example's
         raise _Broken(_ended(trace.end))
-    return plan_class(trace, (rule,))
+    return plan_class(trace, (rule,), roles=Roles((rule, *library)))
 
 
 def _prove(example: Example, cls: type[nn.Module], plan: ClassPlan) -> ModuleProof:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        module = _build(example, cls, None)
-    adversarial_(module)
-    generator = torch.Generator().manual_seed(1)
-    calls: list[Call] = []
-    for _ in range(_CALLS):
-        args = tuple(torch.randn(s, generator=generator) for s in example.inputs)
-        calls.append((args, {}))
+    module = for_real(_maker(example, cls))
     rewritten = generate([plan], f"{cls.__name__}, an example of a rule").classes[plan]
-    return prove_module("", module, plan, rewritten, calls)
+    return prove_module("", module, plan, rewritten, random_calls(_inputs(example)))
 
 
 def _why_not(rule: Rule, plan: ClassPlan) -> str:

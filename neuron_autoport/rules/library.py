@@ -1,15 +1,15 @@
-"""Where rules come from: the built-in folder `patterns/`, and folders of the user's own."""
+"""Folders of rule files: the built-in `patterns/`, and any other. `sources.py` says which ones count."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from neuron_autoport.errors import RuleError
-from neuron_autoport.rules.load import load_rule
+from neuron_autoport.rules.check_roles import check_roles
+from neuron_autoport.rules.plain import load_plain_rule
 from neuron_autoport.rules.rule import Rule
 
 
@@ -20,23 +20,59 @@ def builtin_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "patterns"
 
 
-def _load_folder(folder: Path) -> tuple[Rule, ...]:
-    return tuple(_load(p, p.read_bytes()) for p in sorted(folder.rglob("*.yaml")))
+def folder_rules(folder: Path, where: str | None = None) -> tuple[Rule, ...]:
+    """The rules of all files below a folder.
+
+    Args:
+        where: the place that names the folder, for the error.
+
+    Raises:
+        RuleError: there is no such folder, files in it are wrong (all are named), or two have a rule of one name.
+    """
+    if not folder.is_dir():
+        place = f"{folder}, named by {where}" if where else str(folder)
+        raise RuleError(f"rule folder {folder} does not exist", place, f"ls {folder.parent}")
+    rules: dict[str, Rule] = {}
+    faults: list[RuleError] = []
+    for path in sorted(folder.rglob("*.yaml")):
+        try:
+            rule = _load(path, read(path))
+        except RuleError as error:
+            faults.append(error)
+            continue
+        known = rules.setdefault(rule.name, rule)
+        if known is not rule:
+            what = f"two files of one folder have a rule `{rule.name}`"
+            step = f"rename one of them, or remove {path}"
+            faults.append(RuleError(what, f"{known.path} and {path}", step))
+    for path in sorted(folder.rglob("*.yml")):
+        step = f"mv {path} {path.with_suffix('.yaml')}"
+        faults.append(RuleError("the name of a rule file ends in .yaml", str(path), step))
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        told = "\n".join(f.what + (f" ({f.where})" if f.where else "") for f in faults)
+        step = faults[0].next_step
+        raise RuleError(f"{len(faults)} rule files are wrong.\n{told}", str(folder), step)
+    return tuple(rules.values())
+
+
+def read(path: Path) -> bytes:
+    """The content of a rule file.
+
+    Raises:
+        RuleError: it cannot be read, or is a folder.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RuleError(f"cannot be read: {error.strerror}", str(path), f"ls -l {path}") from None
 
 
 @lru_cache(maxsize=512)
 def _load(path: Path, content: bytes) -> Rule:
     """Read once for each content: an edited file is read anew."""
-    return load_rule(path, content)
-
-
-def user_folders() -> tuple[Path, ...]:
-    """Rule folders of the environment variable `AUTOPORT_RULES`, separated as in `PATH`.
-
-    The way for processes that take no `--rules` option, such as `vllm serve`.
-    """
-    listed = os.environ.get("AUTOPORT_RULES", "")
-    return tuple(Path(part) for part in listed.split(os.pathsep) if part)
+    return load_plain_rule(path, content)
 
 
 def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
@@ -45,13 +81,10 @@ def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
     Raises:
         RuleError: a folder does not exist, or a file in it is wrong.
     """
-    rules = {rule.name: rule for rule in _load_folder(builtin_folder())}
-    for folder in folders:
-        if not folder.is_dir():
-            raise RuleError(
-                f"rule folder {folder} does not exist", str(folder), "ls " + str(folder.parent)
-            )
-        rules.update({rule.name: rule for rule in _load_folder(folder)})
+    rules: dict[str, Rule] = {}
+    for folder in (builtin_folder(), *folders):
+        rules.update({rule.name: rule for rule in folder_rules(folder)})
+    check_roles(rules.values())
     return tuple(rules[name] for name in sorted(rules))
 
 
@@ -62,8 +95,8 @@ def rules_at(path: Path) -> tuple[Rule, ...]:
         RuleError: there are none, or a file is wrong.
     """
     if path.is_file():
-        return (_load(path, path.read_bytes()),)
-    found = _load_folder(path)
+        return (_load(path, read(path)),)
+    found = folder_rules(path) if path.is_dir() else ()
     if not found:
         what = f"no rule files (*.yaml) in {path}" if path.is_dir() else f"{path} does not exist"
         raise RuleError(what, str(path), "autoport rules list shows the files of all rules")

@@ -16,20 +16,21 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from neuron_autoport.errors import RuleError
-from neuron_autoport.rules.check import check_code, check_condition, near
-from neuron_autoport.rules.expressions import ExpressionError, parse_expression
+from neuron_autoport.rules.check import check_code, near
+from neuron_autoport.rules.load_code import CodeReader
 from neuron_autoport.rules.load_examples import read_examples
-from neuron_autoport.rules.pattern import UNARY, PatternError, Statement, names_in, parse_pattern
-from neuron_autoport.rules.places import Places, character
+from neuron_autoport.rules.parse import PatternError, parse_pattern
+from neuron_autoport.rules.pattern import UNARY, Statement, absent_names, names_in
 from neuron_autoport.rules.rule import KINDS, SHARDS, Rule, WeightSpec
 
 # Every field and what it must be.
-FIELDS: dict[str, type] = {
+FIELDS: dict[str, Any] = {
     "rule": str, "summary": str, "role": str, "match": str, "given": str, "where": dict,
-    "require": list, "weights": dict, "replace": str, "shard": dict, "neuron": list, "examples": dict,
+    "require": list, "weights": dict, "replace": (str, dict), "refuse": str, "shard": dict,
+    "neuron": list, "examples": dict,
 }  # fmt: skip
-_NEEDED = ("rule", "summary", "match", "replace")
-_SAID: dict[type, str] = {str: "text", dict: "a mapping", list: "a list"}
+_NEEDED = ("rule", "summary", "match")
+_SAID = {str: "text", dict: "a mapping", list: "a list", (str, dict): "text, or prefill and decode"}
 _NEXT = "autoport rules show gated_mlp"
 
 
@@ -58,16 +59,7 @@ def load_rule(path: Path, content: bytes | None = None) -> Rule:
     return _Reader(path, data, text).read()
 
 
-class _Reader:
-    def __init__(self, path: Path, data: Any, text: str) -> None:
-        self.path, self.data, self.text = path, data, text
-        self.places = Places(path, text)
-        self.faults: list[str] = []
-        self.bound = True
-
-    def fault(self, message: str, place: str) -> None:
-        self.faults.append(f"{place}: {message}")
-
+class _Reader(CodeReader):
     def read(self) -> Rule:
         if not isinstance(self.data, CommentedMap):
             self.fault("a rule file is a mapping that starts with `rule: NAME`", f"{self.path}:1:1")
@@ -75,12 +67,17 @@ class _Reader:
         self.check_fields()
         self.raise_faults()
         kinds, choices = self.where()
-        modules = {n for n, kind in kinds.items() if kind == "linear"}
+        linears = {n for n, kind in kinds.items() if kind == "linear"}
+        roles = {n for n, kind in kinds.items() if kind not in KINDS}
+        modules = linears | roles
         match = self.statements("match", modules, set(choices))
         given = self.statements("given", modules, set(choices))
         names = {n for s in (*match, *given) for n in (*s.targets, *names_in(s.pattern))}
         self.bound = not self.faults  # else names that a wrong pattern binds would be unknown
-        weights = self.weights(modules)
+        self.optional = {n for s in (*match, *given) for n in absent_names(s.pattern)}
+        weights = self.weights(linears, {n for s in match if s.cut for n in s.targets})
+        stored = linears | {n for s in weights for n in s.names}
+        replace, decode = self.replacements(stored, names - stored, roles, match)
         examples = read_examples(self.data, self.places, self.fault)
         rule = Rule(
             name=str(self.data["rule"]),
@@ -88,13 +85,15 @@ class _Reader:
             path=self.path,
             match=match,
             given=given,
-            replace=self.replacement(modules | {n for s in weights for n in s.names}, names),
+            replace=replace,
+            decode=decode,
+            refuse=str(self.data.get("refuse", "")),
             kinds=kinds,
             choices=choices,
-            require=self.conditions("require", modules, names),
-            neuron=self.conditions("neuron", modules, names | {"tp"}),
+            require=self.conditions("require", linears, names, roles),
+            neuron=self.conditions("neuron", linears, names | {"tp"}, roles),
             weights=weights,
-            shard=self.shard(modules | {n for s in weights for n in s.names}),
+            shard=self.shard(stored),
             role=str(self.data.get("role", self.data["rule"])),
             examples=examples["matches"],
             rejects=examples["rejects"],
@@ -123,6 +122,10 @@ class _Reader:
                 self.fault(f"`{key}` must be {_SAID[wanted]}", place)
         for key in (k for k in _NEEDED if k not in self.data):
             self.fault(f"field `{key}` is missing", f"{self.path}:1:1")
+        if ("replace" in self.data) == ("refuse" in self.data):
+            both = "`replace` or `refuse`: one of them"
+            said = f"{both}, not both" if "replace" in self.data else f"{both} is missing"
+            self.fault(said, f"{self.path}:1:1")
         name = self.data.get("rule")
         if isinstance(name, str) and not re.fullmatch(r"[A-Za-z]\w*", name):
             place = self.places.of_value(self.data, "rule")
@@ -139,7 +142,9 @@ class _Reader:
             for name in (n.strip() for n in str(names).split(",")):
                 if isinstance(kind, dict):
                     choices[name] = {str(k): str(v) for k, v in kind.items()}
-                elif kind in KINDS:
+                elif isinstance(kind, str) and ("|" in kind or kind in UNARY):
+                    choices[name] = self.plain_choices(box, names)
+                elif kind in KINDS or (isinstance(kind, str) and _is_role(kind)):
                     kinds[name] = str(kind)
                 else:
                     hint = near(str(kind), KINDS) or f"; kinds: {', '.join(KINDS)}"
@@ -148,6 +153,16 @@ class _Reader:
             if isinstance(kind, dict):
                 self.check_choices(kind)
         return kinds, choices
+
+    def plain_choices(self, box: Any, key: Any) -> dict[str, str]:
+        """`silu | gelu`: each operation stands in the replacement as its name, a text."""
+        text = str(box[key])
+        words = list(re.finditer(r"\w+", text))
+        for word in words:
+            if word[0] not in UNARY:
+                place = self.places.of_value(box, key, 1, word.start() + 1)
+                self.fault(f"unknown operation `{word[0]}`{near(word[0], UNARY)}", place)
+        return {word[0]: repr(word[0]) for word in words}
 
     def check_choices(self, box: Any) -> None:
         for operation, code in box.items():
@@ -163,11 +178,6 @@ class _Reader:
             for message, node in check_code(tree, (), ()):
                 self.fault(message, self.code_place(box, operation, node))
 
-    def code_place(self, box: Any, key: Any, node: ast.AST) -> str:
-        line = getattr(node, "lineno", 1)
-        column = character(str(box[key]), line, getattr(node, "col_offset", 0))
-        return self.places.of_value(box, key, line, column)
-
     def statements(self, key: str, modules: set[str], choices: set[str]) -> tuple[Statement, ...]:
         if key not in self.data:
             return ()
@@ -182,42 +192,8 @@ class _Reader:
             )
         return found
 
-    def replacement(self, weights: set[str], names: set[str]) -> ast.Assign:
-        nothing = ast.Assign(targets=[], value=ast.Constant(None))
-        text = str(self.data["replace"])
-        try:
-            body = ast.parse(text).body
-        except SyntaxError as error:
-            place = self.places.of_value(self.data, "replace", error.lineno or 1, error.offset or 1)
-            self.fault(f"not an equation: {error.msg}", place)
-            return nothing
-        if len(body) != 1 or not isinstance(body[0], ast.Assign) or not _plain(body[0]):
-            place = self.places.of_value(self.data, "replace")
-            self.fault("expected one equation, `outputs = NF.function(...)`", place)
-            return nothing
-        if self.bound:
-            for message, node in check_code(body[0].value, weights, names - weights):
-                self.fault(message, self.code_place(self.data, "replace", node))
-        return body[0]
-
-    def conditions(
-        self, key: str, linears: set[str], names: set[str]
-    ) -> tuple[tuple[str, ast.Expression], ...]:
-        found = []
-        box = self.data.get(key) or ()
-        for i, item in enumerate(box):
-            text = str(item)
-            try:
-                tree = parse_expression(text)
-            except ExpressionError as error:
-                self.fault(f"`{text}`: {error}", self.places.of_value(box, i, 1, error.column))
-                continue
-            found.append((text, tree))
-            for message, node in check_condition(tree, linears, names) if self.bound else ():
-                self.fault(f"`{text}`: {message}", self.code_place(box, i, node))
-        return tuple(found)
-
-    def weights(self, modules: set[str]) -> tuple[WeightSpec, ...]:
+    def weights(self, modules: set[str], cut: set[str]) -> tuple[WeightSpec, ...]:
+        """The weights made of others; `stack` also takes outputs of `cut(...)`: their columns."""
         specs = []
         box = self.box("weights")
         for names, how in box.items():
@@ -229,9 +205,10 @@ class _Reader:
             if not found or len(one) != 1:
                 self.fault(f"`{how}` is not `name: stack(a, b)` or `a, b: split(name)`", place)
                 continue
+            known = modules | cut if found[1] == "stack" else modules
             for source in sources:
-                if source not in modules:
-                    hint = near(source, modules)
+                if source not in known:
+                    hint = near(source, known)
                     self.fault(f"`{source}` is not a captured linear module{hint}", place)
             specs.append(WeightSpec(targets, found[1], sources))
         return tuple(specs)
@@ -256,15 +233,12 @@ class _Reader:
                 if name not in bound:
                     place = self.places.of_key(box, names)
                     self.fault(f"`{name}` is declared but the pattern never binds it", place)
-        for name in rule.outputs:
+        for name in rule.outputs if "replace" in self.data else ():
             if not any(name in s.targets for s in rule.match):
                 place = self.places.of_value(self.data, "replace")
                 self.fault(f"`{name}` is given here but no equation of `match` has it", place)
 
 
-def _plain(assign: ast.Assign) -> bool:
-    """Are plain names all that stands left of `=`?"""
-    nodes = (n for t in assign.targets for n in ast.walk(t))
-    return len(assign.targets) == 1 and all(
-        isinstance(n, ast.Name | ast.Tuple | ast.Store) for n in nodes
-    )
+def _is_role(kind: str) -> bool:
+    """May the word be a role? The library knows all roles; a misspelled kind is told here."""
+    return re.fullmatch(r"[a-z]\w*", kind) is not None and not near(kind, KINDS)

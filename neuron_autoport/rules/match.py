@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from neuron_autoport.trace.facts import LinearFacts
 from neuron_autoport.trace.ops import Op
+
+if TYPE_CHECKING:
+    from neuron_autoport.rules.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,55 @@ class ModuleRef:
 
 
 @dataclass(frozen=True)
+class RoleRef:
+    """A captured child module that another rule matches as a whole: its path, that rule, that match."""
+
+    path: str
+    rule: Rule
+    match: Match
+    op: Op
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a value cut from a linear module's result is: those columns of it, laid out anew.
+
+    columns: of the module's output, in the order they have in the value. tail: sizes of the value's
+    dimensions beside batch and token. heads_first: [B, tail[0], T, ...], else [B, T, tail[0], ...].
+    """
+
+    module: str
+    columns: tuple[int, ...]
+    tail: tuple[int, ...]
+    heads_first: bool
+
+    def layout(self, heads: str) -> str:
+        """Method calls that bring [B, T, columns] into the value's layout.
+
+        Args:
+            heads: source text of the sizes that the columns are unfolded into.
+        """
+        if len(self.tail) == 1:
+            return ""
+        return f".unflatten(-1, {heads})" + ".transpose(1, 2)" * self.heads_first
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Sizes the columns are unfolded into; how many heads there are is the rank's own."""
+        return (-1, *self.tail[1:])
+
+
+@dataclass(frozen=True)
 class Match:
-    """Captures of one match. `interior`: ops it replaces, outputs among them; `outputs` by name."""
+    """Captures of one match. `interior`: ops it replaces, outputs among them; `outputs` by name.
+
+    columns: for outputs that are parts of one linear module's result, which parts.
+    """
 
     values: dict[str, Any]
     interior: tuple[Op, ...] = ()
     steps: int = 0
+    columns: dict[str, Columns] = field(default_factory=dict)
 
     def bind(self, name: str, value: Any) -> Match:
         return replace(self, values={**self.values, name: value})

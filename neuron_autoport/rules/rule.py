@@ -10,7 +10,7 @@ from typing import Any
 from neuron_autoport.rules.pattern import Statement
 
 KINDS = ("linear", "parameter", "number", "value")
-SHARDS = ("column", "row", "heads", "replicate")
+SHARDS = ("column", "row", "heads", "replicate", "plan")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class Rule:
 
     match: equations that are replaced; given: equations that must hold beside, and stay.
     kinds: what each capture is. choices: for a captured operation, the operations it may be and
-    how the replacement spells each. require: conditions, by text. replace: `targets = expression`.
+    how the replacement spells each. require: conditions, by text. replace: `targets = expression`;
+    decode: another expression for the decode phase. refuse: instead of a replacement, why the target
+    has none: what matches stays in torch, and the report says so.
     """
 
     name: str
@@ -60,12 +62,19 @@ class Rule:
     weights: tuple[WeightSpec, ...] = ()
     shard: dict[str, str] = field(default_factory=dict)
     role: str = ""
+    decode: ast.expr | None = None
+    refuse: str = ""
     examples: tuple[Example, ...] = ()
     rejects: tuple[Example, ...] = ()
     text: str = ""
 
     def kind_of(self, name: str) -> str:
         return self.kinds.get(name, "value")
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Captured modules that must have a role, and which: what no other kind is."""
+        return {name: kind for name, kind in self.kinds.items() if kind not in KINDS}
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -81,6 +90,8 @@ class Rule:
     @property
     def call(self) -> str:
         """The function the replacement calls, such as `NF.mlp`."""
+        if self.refuse:
+            return "torch"
         for node in ast.walk(self.replace.value):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 base = node.func.value

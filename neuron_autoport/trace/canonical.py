@@ -7,18 +7,25 @@ which no rule matches.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
 
+from neuron_autoport.trace.elementwise import name_elementwise
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.ops import Op, OpGraph
+from neuron_autoport.trace.select import SELECT
 from neuron_autoport.trace.translate import TRANSLATE
+
+_made: WeakKeyDictionary[ModuleTrace, OpGraph] = WeakKeyDictionary()
 
 
 def canonical_graph(trace: ModuleTrace) -> OpGraph:
-    """The canonical graph of a traced class. Pure: the fx graph is not changed."""
-    return Builder(trace).build()
+    """The canonical graph of a traced class, made once. The fx graph is not changed."""
+    if trace not in _made:
+        _made[trace] = Builder(trace).build()
+    return _made[trace]
 
 
 class Builder:
@@ -39,6 +46,7 @@ class Builder:
             op.index = index
             for used in dict.fromkeys(op.operands()):
                 used.users.append(op)
+        name_elementwise(self.ops, outputs)
         return OpGraph(tuple(self.ops), tuple(outputs))
 
     def operand(self, value: Any) -> Any:
@@ -46,6 +54,8 @@ class Builder:
             return self.of[value]
         if isinstance(value, list | tuple):
             return tuple(self.operand(v) for v in value)
+        if isinstance(value, slice):
+            return slice(*(self.operand(v) for v in (value.start, value.stop, value.step)))
         return value
 
     def op(self, node: fx.Node, name: str, inputs: tuple[Any, ...] = (), **attrs: Any) -> Op:
@@ -77,7 +87,7 @@ class Builder:
             name = "get:" + getattr(getattr(node.target, "__self__", None), "__name__", "?")
         if node.meta.get("inplace"):
             return self.op(node, f"unknown:{name}", (*args, *kwargs.values()))
-        translator = TRANSLATE.get(name.strip("_"))
+        translator = TRANSLATE.get(name.strip("_")) or SELECT.get(name.strip("_"))
         if translator is not None:
             try:
                 return translator(self, node, args, kwargs)
@@ -102,13 +112,16 @@ class Builder:
         return made
 
 
-ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh", "quick_gelu"})
+ACTIVATIONS = frozenset(
+    {"silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid", "tanh"}
+)
 
 
 def activation_of(trace: ModuleTrace) -> str | None:
     """Name of the elementwise function a child module is, or `identity`, read from its own trace."""
     graph = canonical_graph(trace)
-    work = [op for op in graph.ops if op.name != "input"]
+    inside = {op for whole in graph.ops for op in whole.absorbed}
+    work = [op for op in graph.ops if op.name != "input" and op not in inside]
     if len(graph.inputs()) != 1 or len(graph.outputs) != 1:
         return None
     if not work or (len(work) == 1 and work[0].name == "view" and work[0].attrs.get("same")):

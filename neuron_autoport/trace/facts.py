@@ -28,7 +28,10 @@ def linear_of(trace: ModuleTrace) -> LinearFacts | None:
         return None
     graph = canonical_graph(trace)
     products = [op for op in graph.ops if op.name == "linear"]
-    others = [op for op in graph.ops if op.name not in ("linear", "input", "param", "view")]
+    inside = {op for product in graph.ops for op in product.absorbed}
+    products = [op for op in products if op not in inside]
+    plain = ("linear", "input", "param", "view")
+    others = [op for op in graph.ops if op.name not in plain and op not in inside]
     if len(products) != 1 or others or len(graph.outputs) != 1 or len(graph.inputs()) != 1:
         return None
     product = products[0]

@@ -37,6 +37,7 @@ class ModuleTrace:
     `writes`: indices, among the tensors of the call, of those whose data the forward changes.
     `result` is what forward returned, or None where `end` says why it did not; `call` holds the
     positional and keyword arguments it was traced with.
+    `answers`: None, or, in a trace with made-up values, the numbers among them that Python code got.
     """
 
     module_class: type[nn.Module]
@@ -50,6 +51,7 @@ class ModuleTrace:
     assumed: tuple[str, ...]
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     writes: tuple[int, ...] = ()
+    answers: frozenset[float] | None = None
 
     def holds_for(self, module: nn.Module) -> bool:
         """Would tracing `module` give this same trace? True if all that was read is equal there."""

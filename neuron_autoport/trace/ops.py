@@ -92,3 +92,14 @@ class OpGraph:
 
 def is_float(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def ancestry(op: Op) -> set[Op]:
+    """`op` and every value it is computed from."""
+    seen, todo = set(), [op]
+    while todo:
+        current = todo.pop()
+        if current not in seen:
+            seen.add(current)
+            todo.extend(current.operands())
+    return seen

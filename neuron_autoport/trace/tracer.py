@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from neuron_autoport.trace.frame import Frame
 from neuron_autoport.trace.guards import input_signature, watch_reads
 from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd
 from neuron_autoport.trace.spans import running_spans
+from neuron_autoport.trace.values import NoValue, Values
 from neuron_autoport.trace.writes import changed_since, tensors_in, versions_of
 
 _session: Session | None = None
@@ -43,6 +45,9 @@ _RUN_ERRORS = (
 _YES_OR_NO = frozenset({"__bool__", "__contains__", "equal", "allclose", "is_nonzero"})
 
 
+_NUMBERS = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})
+
+
 class CannotAnswer(Exception):
     """A Python value was asked of a tensor that has none, or a child's trace ended early."""
 
@@ -52,10 +57,14 @@ class CannotAnswer(Exception):
 
 
 class Session(TorchFunctionMode):
-    """One run of a model under observation."""
+    """One run of a model under observation.
 
-    def __init__(self) -> None:
+    values: None, or the values that stand in where a forward asks for one.
+    """
+
+    def __init__(self, values: Values | None = None) -> None:
         super().__init__()
+        self.values = values
         self.stack: list[Frame] = []
         self.cache: dict[Any, list[ModuleTrace]] = {}
 
@@ -64,16 +73,11 @@ class Session(TorchFunctionMode):
         if not self.stack:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
-        if name in _YES_OR_NO and args[0].device.type == "meta":
-            # No value to answer with: take the branch not taken, and say so. The source keeps both.
-            self.stack[-1].assumed.append(str(running_spans(self.stack[-1].code)[:1]))
-            return False
-        if name in ("item", "tolist", "__int__", "__float__", "__index__") and (
-            args[0].device.type == "meta"
-        ):
-            raise CannotAnswer(f"{name}() asks for the value of a tensor")
+        if name in _YES_OR_NO | _NUMBERS and args[0].device.type == "meta":
+            return self.answer(name, func, args, kwargs)
         versions = versions_of(args, kwargs)
-        result = func(*args, **kwargs)
+        run = self.values.run if self.values is not None else _call
+        result = run(func, args, kwargs)
         written = changed_since(versions)
         if name == "__set__":  # `x.data = y`: another storage, the version stays
             written = [args[0]]
@@ -82,6 +86,25 @@ class Session(TorchFunctionMode):
         elif written:
             self.stack[-1].record("call_function", func, args, kwargs, args[0], written)
         return result
+
+    def answer(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A Python value of a tensor without data; the trace says that it was answered."""
+        frame = self.stack[-1]
+        if self.values is not None:
+            with suppress(NoValue):
+                value = self.values.answer(func, args, kwargs)
+                frame.assumed.append(f"{name}() was made up: {running_spans(frame.code)[:1]}")
+                return value
+        if name in _NUMBERS:
+            raise CannotAnswer(f"{name}() asks for the value of a tensor")
+        # No value to answer with: take the branch not taken, and say so. The source keeps both.
+        frame.assumed.append(str(running_spans(frame.code)[:1]))
+        return False
+
+    def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Another tensor like this one, of the same value where it has one."""
+        copy = _fresh(tensor)
+        return self.values.share(tensor, copy) if self.values is not None else copy
 
     def leaf_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `function` unobserved and record it as one node."""
@@ -102,7 +125,7 @@ class Session(TorchFunctionMode):
             return call(module, *args, **kwargs)
         trace = self.trace(module, args, kwargs, call)
         if trace.end is None:
-            result = pytree.tree_map_only(torch.Tensor, _fresh, trace.result)
+            result = pytree.tree_map_only(torch.Tensor, self.fresh, trace.result)
         else:
             result = _guessed_result(path, module, trace, args, kwargs)
             frame.assumed.append(f"{path} returns one tensor shaped like its first input")
@@ -124,7 +147,7 @@ class Session(TorchFunctionMode):
 
     def _record(self, module: nn.Module, args: Any, kwargs: Any, call: Any) -> ModuleTrace:
         frame = Frame(module)
-        args, kwargs = _told_apart(args, kwargs)
+        args, kwargs = _told_apart(args, kwargs, self.fresh)
         inputs = _bind_inputs(frame, module, args, kwargs)
         self.stack.append(frame)
         result, end = None, None
@@ -154,6 +177,7 @@ class Session(TorchFunctionMode):
             end=end,
             assumed=tuple(frame.assumed),
             call=(tuple(args), dict(kwargs)),
+            answers=frozenset(self.values.answers) if self.values is not None else None,
             writes=tuple(i for i, (t, _) in enumerate(versions) if any(t is w for w in changed)),
         )
 
@@ -167,6 +191,10 @@ def running_where(error: BaseException) -> str | None:
             where = f"{file}:{tb.tb_lineno}"
         tb = tb.tb_next
     return where
+
+
+def _call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
@@ -198,13 +226,13 @@ def _guessed_result(
     raise CannotAnswer(message, trace.end.code)
 
 
-def _told_apart(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _told_apart(args: Any, kwargs: Any, fresh: Callable[..., Any]) -> tuple[Any, Any]:
     """The arguments with no tensor given twice: that two inputs are one here is no rule's to use."""
     seen: set[int] = set()
 
     def other(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in seen:
-            return _fresh(tensor)
+            return fresh(tensor)
         seen.add(id(tensor))
         return tensor
 
@@ -234,18 +262,25 @@ def _bind_inputs(frame: Frame, module: nn.Module, args: Any, kwargs: Any) -> tup
     return tuple(names)
 
 
-def trace_model(module: nn.Module, args: Any = (), kwargs: Any = None) -> ModuleTrace:
+def trace_model(
+    module: nn.Module, args: Any = (), kwargs: Any = None, *, with_values: bool = False
+) -> ModuleTrace:
     """Trace `module` called with these arguments, and every module it calls.
 
     Args:
         module: a module with parameters on the meta device.
         args, kwargs: what to call it with; tensors on the meta device.
+        with_values: where a value is asked for, answer with one made up (`values.py`).
 
     Returns:
         The trace of `module`; those of its children hang from it. `end` says why one is not whole.
     """
     global _session
-    session = Session()
+    values = Values() if with_values else None
+    for tensor in tensors_in(args, kwargs or {}):
+        if values is not None and tensor.dtype is torch.long:
+            values.give_ids(tensor)
+    session = Session(values)
     original = nn.Module.__call__
 
     def observed(self: nn.Module, *a: Any, **k: Any) -> Any:
@@ -254,7 +289,7 @@ def trace_model(module: nn.Module, args: Any = (), kwargs: Any = None) -> Module
     previous, _session = _session, session
     nn.Module.__call__ = observed  # type: ignore[method-assign]
     try:
-        with torch.no_grad(), session:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), session:
             return session.trace(module, args, kwargs or {}, original)
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]

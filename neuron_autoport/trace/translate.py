@@ -21,8 +21,13 @@ Translator = Callable[["Builder", fx.Node, list[Any], dict[str, Any]], Op]
 
 
 def _bind(names: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional and keyword arguments under one set of names."""
-    return dict(zip(names.split(), args, strict=False)) | kwargs
+    """Positional and keyword arguments under one set of names; NumPy's names are torch's own."""
+    known = names.split()
+    named = {_NUMPY[k] if _NUMPY.get(k) in known else k: v for k, v in kwargs.items()}
+    return dict(zip(known, args, strict=False)) | named
+
+
+_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
 
 
 def _dim(node: fx.Node, value: Any, rank: int) -> Any:
@@ -49,6 +54,8 @@ def _binary(name: str, reverse: bool = False) -> Translator:
         for one, other in ((left, right), (right, left)):
             if name == "mul" and _is(one, "sigmoid") and one.inputs[0] is other:
                 return b.op(node, "silu", (other,), absorbed=(one,))
+        if name == "add" and (whole := _with_bias(b, node, left, right)) is not None:
+            return whole
         if name == "div" and is_float(left) and left == 1 and _is(right, "sqrt"):
             return b.op(node, "rsqrt", right.inputs, absorbed=(right,))
         if name == "div" and is_float(left) and left == 1:
@@ -126,7 +133,16 @@ def _view(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) ->
     source, out = args[0], node.meta["val"]
     if source.dtype != out.dtype:  # x.view(dtype) reads the same bits as other numbers
         return b.op(node, "unknown:view_dtype", (source,))
-    return b.op(node, "view", (source,), same=source.shape == tuple(out.shape))
+    shape = tuple(out.shape)
+    if _is(source, "stack") and source.attrs["dim"] == -1:
+        turned = _rotated(source.inputs, _each_other)
+        if turned is not None and turned[0].shape == shape:
+            return b.op(node, "rotate_pairs", turned[:1], absorbed=(*turned[1:], source))
+    extra = {}
+    if getattr(node.target, "__name__", "") == "unsqueeze":
+        dim = _bind("input dim", args, kwargs)["dim"]
+        extra = {"unsqueeze": dim % len(shape)}
+    return b.op(node, "view", (source,), same=source.shape == shape, **extra)
 
 
 def _dropout(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
@@ -187,7 +203,16 @@ def _getitem(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any])
         if found is not None:
             start, end, _ = slice(*found).indices(source.shape[-1])
             return b.op(node, "slice", (source,), dim=-1, start=start, end=end)
-    return b.op(node, "getitem", (source,), key=str(key))
+    return b.op(node, "getitem", (source, *_values_in(key)), key=str(key))
+
+
+def _values_in(key: Any) -> list[Op]:
+    """Values that an index depends on."""
+    if isinstance(key, slice):
+        key = (key.start, key.stop, key.step)
+    if isinstance(key, list | tuple):
+        return [v for part in key for v in _values_in(part)]
+    return [key] if isinstance(key, Op) else []
 
 
 def _last_dim_slice(key: Any, rank: int) -> tuple[Any, Any] | None:
@@ -195,6 +220,8 @@ def _last_dim_slice(key: Any, rank: int) -> tuple[Any, Any] | None:
     keys = key if isinstance(key, tuple) else (key,)
     if not keys or not isinstance(keys[-1], slice) or keys[-1].step not in (None, 1):
         return None
+    if any(isinstance(end, Op) for end in (keys[-1].start, keys[-1].stop)):
+        return None  # where it is cut is the value of a tensor
     whole = all(k is ... or k == slice(None) for k in keys[:-1])
     reaches_last = ... in keys[:-1] or len(keys) == rank
     return (keys[-1].start, keys[-1].stop) if whole and reaches_last else None
@@ -202,6 +229,13 @@ def _last_dim_slice(key: Any, rank: int) -> tuple[Any, Any] | None:
 
 def _attention(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
     return b.op(node, "attention", tuple(args[:3]), mask=args[3], **kwargs)
+
+
+def _sdpa(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
+    """Torch's own attention, called directly; its result is [B, N, T, D], unlike the interface's."""
+    bound = _bind("query key value attn_mask dropout_p is_causal", args, kwargs)
+    inputs = tuple(bound.pop(k) for k in ("query", "key", "value"))
+    return b.op(node, "sdpa", inputs, mask=bound.pop("attn_mask", None), **bound)
 
 
 def _linear(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
@@ -218,12 +252,34 @@ def _addmm(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -
     return b.op(node, "linear", inputs, layout="in_out")
 
 
+def _matmul(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
+    """A product with a matrix of the module is a linear map, also with the matrix transposed."""
+    bound = _bind("input other", args, kwargs)
+    value, other = bound["input"], bound["other"]
+    if _is(other, "param") and len(other.shape) == 2:
+        return b.op(node, "linear", (value, other, None), layout="in_out")
+    if _is(other, "permute") and other.attrs["order"] == (-1, -2) and _is(other.inputs[0], "param"):
+        weight = other.inputs[0]
+        return b.op(node, "linear", (value, weight, None), layout="out_in", absorbed=(other,))
+    return b.op(node, "matmul", (value, other))
+
+
+def _with_bias(b: Builder, node: fx.Node, left: Any, right: Any) -> Op | None:
+    """`x @ W.T + b` as one linear map."""
+    for product, bias in ((left, right), (right, left)):
+        if not _is(product, "linear") or product.inputs[2] is not None or not _is(bias, "param"):
+            continue
+        if bias.shape == product.shape[-1:] and bias.dtype == product.dtype:
+            inputs, layout = (*product.inputs[:2], bias), product.attrs["layout"]
+            absorbed = (product, *product.absorbed)
+            return b.op(node, "linear", inputs, layout=layout, absorbed=absorbed)
+    return None
+
+
 def _rms_norm(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
     bound = _bind("input normalized_shape weight eps", args, kwargs)
-    eps = bound.get("eps")
-    value = bound["input"]
-    eps = torch.finfo(value.dtype).eps if eps is None else eps
-    return b.op(node, "torch_rms_norm", (value, bound.get("weight"), eps))
+    name = "rms_norm" if len(bound["normalized_shape"]) == 1 else "unknown:rms_norm"
+    return b.op(node, name, (bound["input"], bound.get("weight"), bound.get("eps")))
 
 
 def _embedding(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
@@ -234,7 +290,8 @@ def _embedding(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 def _layer_norm(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
     bound = _bind("input normalized_shape weight bias eps", args, kwargs)
     inputs = (bound["input"], bound.get("weight"), bound.get("bias"), bound.get("eps", 1e-5))
-    return b.op(node, "layer_norm", inputs)
+    name = "layer_norm" if len(bound["normalized_shape"]) == 1 else "unknown:layer_norm"
+    return b.op(node, name, inputs)
 
 
 def _simple(name: str, arity: str) -> Translator:
@@ -254,7 +311,43 @@ def _softmax(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any])
 def _cat(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
     bound = _bind("tensors dim", args, kwargs)
     dim = _dim(node, bound.get("dim", 0), len(node.meta["val"].shape))
-    return b.op(node, "cat", tuple(bound["tensors"]), dim=dim)
+    inputs = tuple(bound["tensors"])
+    if dim == -1 and (turned := _rotated(inputs, _half)) is not None:
+        return b.op(node, "rotate_half", turned[:1], absorbed=turned[1:])
+    return b.op(node, "cat", inputs, dim=dim)
+
+
+def _stack(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
+    bound = _bind("tensors dim", args, kwargs)
+    dim = _dim(node, bound.get("dim", 0), len(node.meta["val"].shape))
+    return b.op(node, "stack", tuple(bound["tensors"]), dim=dim)
+
+
+def _rotated(inputs: tuple[Any, ...], part: Callable[[Any, int], Any]) -> tuple[Op, ...] | None:
+    """x and the steps between, if the inputs are (-second, first) of the two parts of one x."""
+    if len(inputs) != 2 or not _is(inputs[0], "neg"):
+        return None
+    second, first = inputs[0].inputs[0], inputs[1]
+    source = part(first, 0)
+    if source is None or part(second, 1) is not source:
+        return None
+    return source, inputs[0], second, first
+
+
+def _half(op: Any, which: int) -> Any:
+    """What `op` is the first (0) or second (1) half of, along the last dimension."""
+    if not _is(op, "slice") or op.attrs["dim"] != -1:
+        return None
+    width = op.inputs[0].shape[-1]
+    half = (op.attrs["start"], op.attrs["end"]) == (which * (width // 2), width // (2 - which))
+    return op.inputs[0] if half and width % 2 == 0 else None
+
+
+def _each_other(op: Any, which: int) -> Any:
+    """What `op` is the even (0) or odd (1) elements of, along the last dimension."""
+    keys = ("(Ellipsis, slice(None, None, 2))", "(Ellipsis, slice(0, None, 2))")
+    wanted = ("(Ellipsis, slice(1, None, 2))",) if which else keys
+    return op.inputs[0] if _is(op, "getitem") and op.attrs["key"] in wanted else None
 
 
 TRANSLATE: dict[str, Translator] = {
@@ -264,7 +357,7 @@ TRANSLATE: dict[str, Translator] = {
     "radd": _binary("add", True), "rmul": _binary("mul", True), "rsub": _binary("sub", True),
     "rtruediv": _binary("div", True), "rdiv": _binary("div", True),
     **{n: _unary(n) for n in ("neg", "sqrt", "rsqrt", "exp", "tanh", "sigmoid", "silu", "square",
-                              "relu", "abs", "log", "cos", "sin", "softplus")},
+                              "relu", "abs", "log", "cos", "sin", "softplus", "erf")},
     "pow": _pow, "reciprocal": _reciprocal, "gelu": _gelu,
     "mean": _reduce("mean"), "sum": _reduce("sum"),
     **dict.fromkeys(("to", "float", "bfloat16", "half", "double", "type", "type_as"), _cast),
@@ -273,9 +366,10 @@ TRANSLATE: dict[str, Translator] = {
     "dropout": _dropout,
     **dict.fromkeys(("transpose", "permute", "swapaxes", "t"), _permute), "get:T": _permute,
     **dict.fromkeys(("chunk", "split", "tensor_split", "split_with_sizes"), _pieces),
-    "getitem": _getitem, "narrow": _narrow, "attention": _attention, "linear": _linear, "addmm": _addmm,
+    "getitem": _getitem, "narrow": _narrow, "attention": _attention,
+    "scaled_dot_product_attention": _sdpa, "linear": _linear, "addmm": _addmm,
     "rms_norm": _rms_norm, "layer_norm": _layer_norm, "embedding": _embedding,
-    "matmul": _simple("matmul", "input other"), "bmm": _simple("matmul", "input mat2"),
-    "softmax": _softmax, "cat": _cat,
+    "matmul": _matmul, "bmm": _simple("matmul", "input mat2"),
+    "softmax": _softmax, "cat": _cat, "stack": _stack,
     "baddbmm": _simple("baddbmm", "input batch1 batch2"), "where": _simple("where", "a b c"),
 }  # fmt: skip

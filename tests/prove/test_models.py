@@ -11,19 +11,52 @@ from neuron_autoport.rules.library import load_rules
 from tests.helpers import small_config
 
 # Sites of two layers: counted by hand from transformers' modeling files.
-USUAL = {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2, "rms_norm": 5}
+USUAL = {
+    "qkv_proj": 2,
+    "o_proj": 2,
+    "gated_mlp": 2,
+    "rms_norm": 5,
+    "add_rms_norm": 2,
+    "rope_pair": 2,
+}
 EXPECTED: dict[str, dict[str, int]] = {
     "llama": USUAL,
     "qwen2": USUAL,
     "qwen3": {**USUAL, "rms_norm": 9},  # with norms on the heads of q and k
     "mistral": USUAL,
-    "gemma3_text": {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2, "rms_norm_zero_centered": 13},
+    "gemma3_text": {
+        "qkv_proj": 2,
+        "o_proj": 2,
+        "gated_mlp": 2,
+        "rms_norm_zero_centered": 13,
+        "add_rms_norm": 2,
+        "rope_pair": 2,
+    },
     "granite": USUAL,
-    "phi3": {"qkv_proj_packed": 2, "o_proj": 2, "gated_mlp_packed": 2, "rms_norm": 5},
-    "stablelm": {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2},  # layer norms
-    "opt": {"qkv_proj": 2, "o_proj": 2},  # layer norms, no gate
-    "gpt2": {"o_proj": 2},  # its packed projection is named again by the cross-attention branch
-    "olmo2": {"qkv_proj": 2, "o_proj": 2, "gated_mlp": 2, "rms_norm_fp32_weight": 9},
+    "phi3": {
+        "qkv_proj_packed": 2,
+        "o_proj": 2,
+        "gated_mlp_packed": 2,
+        "rms_norm": 5,
+        "add_rms_norm": 2,
+        "rope_partial_pair": 2,
+    },
+    "stablelm": {
+        "qkv_proj": 2,
+        "o_proj": 2,
+        "gated_mlp": 2,
+        "layer_norm": 5,
+        "rope_partial_pair": 2,
+    },
+    "opt": {"qkv_proj": 2, "o_proj": 2, "layer_norm": 5},  # its MLP has ReLU
+    "gpt2": {"qkv_proj_packed": 2, "o_proj": 2, "ungated_mlp": 2, "layer_norm": 5},
+    "olmo2": {
+        "qkv_proj": 2,
+        "o_proj": 2,
+        "gated_mlp": 2,
+        "rms_norm_fp32_weight": 9,
+        "rope_fp32_tables_pair": 2,
+    },
 }
 
 

@@ -95,7 +95,7 @@ ATTENTIONS: list[Entry] = [
         q, k, v = h(p), h(self.k_proj(x)), h(self.v_proj(x))
         a, _ = attend(self, q, k, v)
         return self.o_proj(a.reshape(b, s, -1) * gate.sigmoid())""",
-     "self.q_proj = nn.Linear(W, 2 * HEADS * D)", ONLY_QKV, set()),
+     "self.q_proj = nn.Linear(W, 2 * HEADS * D)", BOTH, set()),
     ("q, k, v are taken names", ATTEND + """
         q_ = k_ = v_ = 0
         return self.o_proj(a.reshape(b, s, -1)) + q_ + k_ + v_""", "", BOTH, set()),
@@ -108,7 +108,7 @@ ATTENTIONS: list[Entry] = [
         c, _ = attend(self, q2, k2, v2)
         return self.o_proj((a - c).reshape(b, s, -1))""",
      "self.q2, self.k2, self.v2 = nn.Linear(W, W), nn.Linear(W, 8), nn.Linear(W, 8)",
-     ("qkv_proj", "qkv_proj"), set()),
+     ("o_proj", "qkv_proj", "qkv_proj"), set()),
     # Not these projections.
     ("value is the key", """
         q, k = h(self.q_proj(x)), h(self.k_proj(x))
@@ -190,26 +190,26 @@ ATTENTIONS: list[Entry] = [
     ("packed, k first", """
         k, q, v = self.qkv(x).split(HEADS * D, -1)
         a, _ = attend(self, h(q), h(k), h(v))
-    """ + END, PACKED.replace("(HEADS + 2 * KV)", "3 * HEADS"), ONLY_O, set()),
+    """ + END, PACKED.replace("(HEADS + 2 * KV)", "3 * HEADS"), PACKED_BOTH, set()),
     ("packed, v before k", f"""
         q, v, k = self.qkv(x).split({SIZES}, -1)
         a, _ = attend(self, h(q), h(k), h(v))
-    """ + END, PACKED, ONLY_O, set()),
+    """ + END, PACKED, PACKED_BOTH, set()),
     ("packed, by head", """
         p = self.qkv(x).view(b, s, HEADS, 3 * D).transpose(1, 2)
         q, k, v = p.chunk(3, -1)
         a, _ = attend(self, q, k, v)
-    """ + END, PACKED.replace("(HEADS + 2 * KV)", "3 * HEADS"), ONLY_O, set()),
+    """ + END, PACKED.replace("(HEADS + 2 * KV)", "3 * HEADS"), PACKED_BOTH, set()),
     ("packed, by head, viewed back", """
         p = self.qkv(x).view(b, s, HEADS, 3, D)
         q, k, v = p.transpose(2, 3).reshape(b, s, 3 * HEADS * D).chunk(3, -1)
         a, _ = attend(self, h(q), h(k), h(v))
-    """ + END, PACKED.replace("(HEADS + 2 * KV)", "3 * HEADS"), ONLY_O, set()),
+    """ + END, PACKED.replace("(HEADS + 2 * KV)", "3 * HEADS"), PACKED_BOTH, set()),
     ("packed, grouped by key head", """
         p = self.qkv(x).view(b, s, KV, 4, D)
         q, k, v = p[:, :, :, :2].reshape(b, s, -1), p[:, :, :, 2], p[:, :, :, 3]
         a, _ = attend(self, h(q), k.transpose(1, 2), v.transpose(1, 2))
-    """ + END, PACKED, ONLY_O, set()),
+    """ + END, PACKED, PACKED_BOTH, set()),
     ("packed, a part unused", f"""
         q, k, v, _ = self.qkv(x).split({SIZES[:-1]}, 4), -1)
         a, _ = attend(self, h(q), h(k), h(v))
@@ -218,12 +218,12 @@ ATTENTIONS: list[Entry] = [
         p = self.qkv(x)
         q, k, v = p.split({SIZES}, -1)
         a, _ = attend(self, h(q), h(k), h(v))
-        return self.o_proj(a.reshape(b, s, -1)) + p.mean()""", PACKED, ONLY_O, {"AP201"}),
+        return self.o_proj(a.reshape(b, s, -1)) + p.mean()""", PACKED, ONLY_O, set()),
     # Output projections.
     ("gate before o", ATTEND + """
-        return self.o_proj(a.reshape(b, s, -1) * x.sigmoid())""", "", ONLY_QKV, set()),
+        return self.o_proj(a.reshape(b, s, -1) * x.sigmoid())""", "", BOTH, set()),
     ("active dropout before o", ATTEND + """
-        return self.o_proj(F.dropout(a.reshape(b, s, -1), 1e-9, True))""", "", ONLY_QKV, set()),
+        return self.o_proj(F.dropout(a.reshape(b, s, -1), 1e-9, True))""", "", BOTH, set()),
     ("inactive dropout before o", ATTEND + """
         return self.o_proj(self.drop(a.reshape(b, s, -1)))""", "self.drop = nn.Dropout(0.1)",
      BOTH, set()),
@@ -234,7 +234,7 @@ ATTENTIONS: list[Entry] = [
         return self.o_proj(a.transpose(2, 3).reshape(b, s, -1))""", "", ONLY_QKV, set()),
     ("norm before o", ATTEND + """
         return self.o_proj(self.norm(a.reshape(b, s, -1)))""",
-     "self.norm = nn.LayerNorm(HEADS * D)", ONLY_QKV, set()),
+     "self.norm = nn.LayerNorm(HEADS * D)", BOTH, set()),
     ("o on rows", ATTEND + """
         return self.o_proj(a.reshape(b * s, -1)).view(b, s, -1)""", "", ONLY_QKV, {"AP301"}),
     ("o read elsewhere", ATTEND + """

@@ -85,7 +85,7 @@ GATED: list[tuple[str, str, str, str]] = [
     ("gate applied twice", "return self.down(self.act(self.gate(x)) * self.gate(x))", "", NEAR),
     ("sum for product", "return self.down(self.act(self.gate(x)) + self.up(x))", "", NEAR),
     ("act on the product", "return self.down(self.act(self.gate(x) * self.up(x)))", "", NEAR),
-    ("no up", "return self.down(self.act(self.gate(x)))", "", NEAR),
+    ("no up, product of two", "return self.down(self.act(self.gate(x)) * x.mean(-1, True))", "", NEAR),
     ("act on both", "return self.down(self.act(self.gate(x)) * self.act(self.up(x)))", "", NEAR),
     ("act twice", "return self.down(self.act(self.act(self.gate(x))) * self.up(x))", "", NEAR),
     ("no act", "return self.down(self.gate(x) * self.up(x))", "", NEAR),
@@ -94,7 +94,7 @@ GATED: list[tuple[str, str, str, str]] = [
     ("quick gelu", "return self.down(self.act(self.gate(x)) * self.up(x))",
      "self.act = ACT2FN['quick_gelu']", NEAR),
     ("gelu new, spelled out", "return self.down(self.act(self.gate(x)) * self.up(x))",
-     "self.act = ACT2FN['gelu_new']", NEAR),
+     "self.act = ACT2FN['gelu_new']", FUSED),
     ("sigmoid alone", "return self.down(torch.sigmoid(self.gate(x)) * self.up(x))", "", NEAR),
     ("silu with another factor", """
         g = self.gate(x)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuron_autoport.errors import RuleError
-from neuron_autoport.rules.library import builtin_folder, load_rules, rules_digest, user_folders
+from neuron_autoport.rules.library import builtin_folder, load_rules, rules_digest
 
 OTHER = """\
 rule: {name}
@@ -18,7 +18,7 @@ replace: y = NK.rms_norm(x)
 
 
 def write(folder: Path, name: str, summary: str = "mine") -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.yaml"
     path.write_text(OTHER.format(name=name, summary=summary))
     return path
@@ -27,6 +27,21 @@ def write(folder: Path, name: str, summary: str = "mine") -> Path:
 def test_the_built_in_rules() -> None:
     found = {r.name: (r.role, r.call, r.outputs) for r in load_rules()}
     assert found == {
+        "add_rms_norm": ("add_rms_norm", "NK.add_rms_norm", ("y", "s")),
+        "layer_norm": ("layer_norm", "NK.layer_norm", ("y",)),
+        "layer_norm_fp32": ("layer_norm", "NK.layer_norm", ("y",)),
+        "lone_linear": ("lone_linear", "torch", ("y",)),
+        "qkv_gate_proj": ("qkv_proj", "NF.qkv_proj", ("q", "k", "v", "g")),
+        "rms_norm_torch": ("rms_norm", "NK.rms_norm", ("y",)),
+        "rope": ("rope", "NK.rope", ("y",)),
+        "rope_fp32_tables_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_interleaved_fp32_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_partial_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "stacked_pair": ("stacked_pair", "NF.qkv_proj", ("a", "b")),
+        "stacked_triple": ("stacked_pair", "NF.qkv_proj", ("a", "b", "c")),
+        "ungated_mlp": ("ungated_mlp", "NF.mlp", ("y",)),
+        "ungated_mlp_other": ("gated_mlp", "torch", ("y",)),
         "gated_mlp": ("gated_mlp", "NF.mlp", ("y",)),
         "gated_mlp_packed": ("gated_mlp", "NF.mlp", ("y",)),
         "o_proj": ("o_proj", "NF.o_proj", ("y",)),
@@ -65,10 +80,3 @@ def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match="does not exist"):
         load_rules([tmp_path / "none"])
-
-
-def test_folders_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AUTOPORT_RULES", f"{tmp_path}:{tmp_path / 'b'}")
-    assert user_folders() == (tmp_path, tmp_path / "b")
-    monkeypatch.setenv("AUTOPORT_RULES", "")
-    assert user_folders() == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import plan_of, proof_of, zoo_class
+from tests.helpers import check_all_rules, family, plan_of, proof_of, zoo_class
 from tests.rules.mlp_zoo import FUSED, GATED, NEAR, PACKED, PACKED_INIT, source_of
 
 CASES = [("gated_mlp", *entry) for entry in GATED]
@@ -19,7 +19,7 @@ CASES += [
 )
 def test_zoo(rule: str, body: str, init: str, expected: str) -> None:
     cls = zoo_class(source_of(body, init))
-    plan = plan_of(cls)
+    plan = plan_of(cls, family("mlp"))
     assert plan.trace.end is None, plan.trace.end
     if expected == FUSED:
         assert [s.rule.name for s in plan.sites] == [rule], plan.refusals
@@ -27,6 +27,7 @@ def test_zoo(rule: str, body: str, init: str, expected: str) -> None:
         assert proof.passed, f"{proof.figures()}\n{plan.new_source()}"
         return
     assert not plan.sites, plan.new_source()
+    check_all_rules(cls)
     full = [r for r in plan.refusals if r.steps == "all"]
     if expected == NEAR:
         assert not full, full

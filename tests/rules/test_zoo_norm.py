@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import plan_of, proof_of, zoo_class
+from tests.helpers import check_all_rules, family, plan_of, proof_of, zoo_class
 from tests.rules.norm_zoo import NEAR, NORMS, source_of
 
 
@@ -13,7 +13,7 @@ from tests.rules.norm_zoo import NEAR, NORMS, source_of
 )
 def test_zoo(body: str, init: str, expected: str) -> None:
     cls = zoo_class(source_of(body, init))
-    plan = plan_of(cls)
+    plan = plan_of(cls, family("norm"))
     assert plan.trace.end is None, plan.trace.end
     full = [r for r in plan.refusals if r.steps == "all"]
     if expected.startswith("rms"):
@@ -22,6 +22,7 @@ def test_zoo(body: str, init: str, expected: str) -> None:
         assert proof.passed, f"{proof.figures()}\n{plan.new_source()}"
         return
     assert not plan.sites, plan.new_source()
+    check_all_rules(cls)
     if expected == NEAR:
         assert not full, full
         return
@@ -42,8 +43,7 @@ def test_fp32_input_is_left_alone() -> None:
     import torch
 
     from neuron_autoport.rewrite.plan import plan_class
-    from neuron_autoport.rules.library import load_rules
     from tests.helpers import trace_of
 
     cls = zoo_class(source_of(NORMS[0][1], ""))
-    assert not plan_class(trace_of(cls, torch.float32), load_rules()).sites
+    assert not plan_class(trace_of(cls, torch.float32), family("norm")).sites

@@ -1,0 +1,67 @@
+"""Which expression of the source stands for a value that a match reads.
+
+The value is found as an operand of an operation of the match; where that operation is inside a helper
+function, the helper's parameter is traced back to the argument of its call.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from neuron_autoport.rewrite.helpers import argument_of
+from neuron_autoport.rewrite.source import ForwardSource
+from neuron_autoport.trace.ops import Op
+
+
+class OperandText:
+    """Expressions for the inputs of one match.
+
+    Args:
+        source: of the forward. interior: operations of the match.
+    """
+
+    def __init__(self, source: ForwardSource, interior: set[Op]) -> None:
+        self.source, self.interior = source, interior
+
+    def expression_of(self, op: Op) -> cst.BaseExpression | None:
+        """The expression that stands for `op` where the match first reads it."""
+        for user in sorted(op.users, key=lambda u: u.index):
+            if user in self.interior and user.spans:
+                found = self.in_forward(user, op)
+                if found is not None:
+                    return found
+        return None
+
+    def in_forward(self, user: Op, op: Op) -> cst.BaseExpression | None:
+        expression = self.source.expression_at(user.spans[0])
+        if expression is None:
+            return None
+        if user.attrs.get("implicit"):  # a cast that a product does, with no text of its own
+            around = [u for u in user.users if u.spans == user.spans]
+            return self.in_forward(around[0], user) if around else None
+        if len(user.spans) == 1:
+            return operand_of(expression, user, op)
+        helper = self.source.called(expression)
+        inner = helper.expression_at(user.spans[1]) if helper and len(user.spans) == 2 else None
+        if helper is None or inner is None:
+            return None
+        name = operand_of(inner, user, op)
+        return argument_of(expression, helper, name, inner)
+
+
+def operand_of(expression: cst.BaseExpression, user: Op, op: Op) -> cst.BaseExpression | None:
+    """The part of `user`'s expression that is its operand `op`."""
+    place = next((i for i, v in enumerate(user.inputs) if v is op), None)
+    if place is None:
+        return None
+    if isinstance(expression, cst.BinaryOperation) and user.name in ("add", "sub", "mul", "div"):
+        return (expression.left, expression.right)[place] if len(user.inputs) == 2 else None
+    if not isinstance(expression, cst.Call):
+        return expression.value if isinstance(expression, cst.Subscript) and place == 0 else None
+    if user.name == "module" or not isinstance(expression.func, cst.Attribute):
+        plain = [a.value for a in expression.args if a.keyword is None and not a.star]
+        return plain[place] if place < len(plain) else None
+    owner = expression.func.value
+    if isinstance(owner, cst.Name) and owner.value in ("torch", "F"):
+        return expression.args[place].value if place < len(expression.args) else None
+    return owner if place == 0 else None

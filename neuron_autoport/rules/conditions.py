@@ -1,0 +1,54 @@
+"""What conditions (`require`, `neuron`) may ask of a match, and whether they hold."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from neuron_autoport.rules.expressions import ExpressionError, evaluate
+from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
+from neuron_autoport.trace.ops import Op
+
+Conditions = Iterable[tuple[str, ast.Expression]]
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What conditions may ask of a value. rows: its shape without the last dimension."""
+
+    shape: tuple[int, ...]
+    ndim: int
+    dtype: str
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return self.shape[:-1]
+
+
+def facts_of(match: Match) -> dict[str, Any]:
+    """The captures of a match as conditions see them."""
+    return {name: _fact(value) for name, value in match.values.items()}
+
+
+def _fact(value: Any) -> Any:
+    if isinstance(value, Op):
+        return TensorFacts(value.shape, len(value.shape), str(value.dtype))
+    if isinstance(value, RoleRef):
+        return SimpleNamespace(**facts_of(value.match))
+    return value.facts if isinstance(value, ModuleRef) else value
+
+
+def broken(conditions: Conditions, match: Match) -> str | None:
+    """Why one of the conditions does not hold; None if all do."""
+    names = facts_of(match)
+    for text, tree in conditions:
+        try:
+            holds = evaluate(tree, names)
+        except ExpressionError as error:
+            return f"`{text}`: {error}"
+        if not holds:
+            return f"`{text}` does not hold"
+    return None

@@ -1,0 +1,46 @@
+"""Pattern operations that are a view or a slice of a certain kind: what their operands are.
+
+`unsqueeze(x, d)` is x with a dimension of one put in at place d; `first(x, n)` and `rest(x, n)` are the
+first n elements of the last dimension and those after them; `cat(a, b)` joins along the last dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from neuron_autoport.trace.ops import Op
+
+Operands = tuple[Any, ...]
+
+
+def _unsqueeze(op: Op) -> Operands | None:
+    if op.name != "view" or "unsqueeze" not in op.attrs:
+        return None
+    return op.inputs[0], op.attrs["unsqueeze"]
+
+
+def _first(op: Op) -> Operands | None:
+    if op.name != "slice" or op.attrs["dim"] != -1 or op.attrs["start"] != 0:
+        return None
+    return op.inputs[0], op.attrs["end"]
+
+
+def _rest(op: Op) -> Operands | None:
+    if op.name != "slice" or op.attrs["dim"] != -1:
+        return None
+    if op.attrs["end"] != op.inputs[0].shape[-1]:
+        return None
+    return op.inputs[0], op.attrs["start"]
+
+
+def _cat(op: Op) -> Operands | None:
+    return op.inputs if op.name == "cat" and op.attrs["dim"] == -1 else None
+
+
+DERIVED: dict[str, Callable[[Op], Operands | None]] = {
+    "unsqueeze": _unsqueeze,
+    "first": _first,
+    "rest": _rest,
+    "cat": _cat,
+}

@@ -1,0 +1,129 @@
+"""Read the fields of a rule file that hold code: `replace`, and the conditions.
+
+The code is parsed and checked, never run: a rule file is data.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from neuron_autoport.rules.check import check_code, check_condition
+from neuron_autoport.rules.expressions import ExpressionError, parse_expression
+from neuron_autoport.rules.pattern import Statement
+from neuron_autoport.rules.places import Places, character
+
+PHASES = ("prefill", "decode")
+TARGETS = ("trn2", "trn3")
+_SCOPE = re.compile(rf"({'|'.join((*PHASES, *TARGETS))}): *")
+
+
+class CodeReader:
+    """One rule file under way: its text, its parsed data, and the faults found so far.
+
+    bound: is the pattern free of faults? Else names that it binds would seem unknown.
+    optional: names that may be None.
+    """
+
+    def __init__(self, path: Path, data: Any, text: str) -> None:
+        self.path, self.data, self.text = path, data, text
+        self.places = Places(path, text)
+        self.faults: list[str] = []
+        self.bound = True
+        self.optional: set[str] = set()
+
+    def fault(self, message: str, place: str) -> None:
+        self.faults.append(f"{place}: {message}")
+
+    def code_place(self, box: Any, key: Any, node: ast.AST) -> str:
+        line = getattr(node, "lineno", 1)
+        column = character(str(box[key]), line, getattr(node, "col_offset", 0))
+        return self.places.of_value(box, key, line, column)
+
+    def replacements(
+        self,
+        weights: set[str],
+        names: set[str],
+        roles: set[str],
+        match: tuple[Statement, ...],
+    ) -> tuple[ast.Assign, ast.expr | None]:
+        """The replacement, and another for decode if the file has one.
+
+        A rule that refuses has none: its outputs are what the pattern names.
+        """
+        box, key = self.data, "replace"
+        if "replace" not in self.data:
+            named: list[ast.expr] = [ast.Name(n, ast.Store()) for s in match for n in s.targets]
+            return ast.Assign(targets=[ast.Tuple(named)], value=ast.Constant(None)), None
+        if isinstance(self.data["replace"], dict):
+            box, key = self.data["replace"], "prefill"
+            if set(box) != set(PHASES):
+                place = self.places.of_value(self.data, "replace")
+                self.fault("`replace` has `prefill` and `decode`, or is one equation", place)
+                return ast.Assign(targets=[], value=ast.Constant(None)), None
+        first = self.replacement(box, key, weights, names, roles)
+        if key == "replace":
+            return first, None
+        second = self.replacement(box, "decode", weights, names, roles)
+        if [ast.dump(t) for t in first.targets] != [ast.dump(t) for t in second.targets]:
+            place = self.places.of_value(box, "decode")
+            self.fault("`decode` gives other names than `prefill`", place)
+        return first, second.value
+
+    def replacement(
+        self, box: Any, key: str, weights: set[str], names: set[str], roles: set[str]
+    ) -> ast.Assign:
+        nothing = ast.Assign(targets=[], value=ast.Constant(None))
+        try:
+            body = ast.parse(str(box[key])).body
+        except SyntaxError as error:
+            place = self.places.of_value(box, key, error.lineno or 1, error.offset or 1)
+            self.fault(f"not an equation: {error.msg}", place)
+            return nothing
+        if len(body) != 1 or not isinstance(body[0], ast.Assign) or not _plain(body[0]):
+            place = self.places.of_value(box, key)
+            self.fault("expected one equation, `outputs = NF.function(...)`", place)
+            return nothing
+        if self.bound:
+            for message, node in check_code(body[0].value, weights, names - roles, roles):
+                self.fault(message, self.code_place(box, key, node))
+        return body[0]
+
+    def conditions(
+        self, key: str, linears: set[str], names: set[str], roles: Collection[str] = ()
+    ) -> tuple[tuple[str, ast.Expression], ...]:
+        """The conditions of a field; those of `neuron` may begin with a phase or a target."""
+        found = []
+        box = self.data.get(key) or ()
+        for i, item in enumerate(box):
+            text = str(item)
+            scope = _SCOPE.match(text) if key == "neuron" else None
+            start = scope.end() if scope is not None else 0
+            try:
+                tree = parse_expression(text[start:])
+            except ExpressionError as error:
+                place = self.places.of_value(box, i, 1, start + error.column)
+                self.fault(f"`{text}`: {error}", place)
+                continue
+            found.append((text, tree))
+            for message, node in check_condition(tree, linears, names, roles) if self.bound else ():
+                column = character(text[start:], 1, getattr(node, "col_offset", 0)) + start
+                self.fault(f"`{text}`: {message}", self.places.of_value(box, i, 1, column))
+        return tuple(found)
+
+
+def scope_of(text: str) -> str | None:
+    """The phase or target that a `neuron` condition is meant for; None if it always counts."""
+    found = _SCOPE.match(text)
+    return found[1] if found is not None else None
+
+
+def _plain(assign: ast.Assign) -> bool:
+    """Are plain names all that stands left of `=`?"""
+    nodes = (n for t in assign.targets for n in ast.walk(t))
+    return len(assign.targets) == 1 and all(
+        isinstance(n, ast.Name | ast.Tuple | ast.Store) for n in nodes
+    )
