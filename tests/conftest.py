@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.nki_sim.runner import nki_simulator
+
+__all__ = ["nki_simulator", "own_cache"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -7,10 +7,25 @@ as its source has it.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from neuron_autoport.kernels.dispatch import nk_function
+from neuron_autoport.kernels.norms import (
+    ROW_LIMITS,
+    WEIGHT_DTYPE,
+    WEIGHT_LIMITS,
+    check_norm,
+    rms_formula,
+)
 
+
+@nk_function(
+    summary="RMS normalization of rows, both rounding orders, 1 + w, or without a weight",
+    equation="x * rsqrt(mean(x^2) + eps) * (offset + w)",
+    phases=("prefill", "decode"),
+    limits=(*ROW_LIMITS, *WEIGHT_LIMITS, WEIGHT_DTYPE),
+    module="neuron_autoport.kernels.device.rms_norm",
+)
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -41,22 +56,5 @@ def rms_norm(
     Raises:
         ValueError: an offset in a form that has none, or a weight of another width.
     """
-    if offset != 0.0 and (weight is None or not weight_in_fp32):
-        raise ValueError(
-            f"NK.rms_norm: offset={offset} needs a weight and weight_in_fp32=True; "
-            "no model adds an offset in the other forms"
-        )
-    if weight is not None and weight.shape[-1] != x.shape[-1]:
-        raise ValueError(
-            f"NK.rms_norm: last axes of weight {tuple(weight.shape)} and x {tuple(x.shape)} differ"
-        )
-    x32 = x.to(torch.float32)
-    normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
-    if weight is None:
-        return normed.to(x.dtype)
-    if not weight_in_fp32:
-        return weight * normed.to(x.dtype)
-    scale = weight.float()
-    if offset != 0.0:
-        scale = offset + scale
-    return (normed * scale).to(x.dtype)
+    check_norm("rms_norm", x, weight, offset, weight_in_fp32)
+    return rms_formula(x, weight, eps, offset, weight_in_fp32)

@@ -1,0 +1,1 @@
+"""The instructions of `nki.isa`, by what they do."""
