@@ -1,0 +1,54 @@
+"""`autoport diff A B`: two models side by side, the first step of a port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """[bold]Examples[/bold]
+
+[cyan]autoport diff llama qwen3[/cyan]: two model types, at their default configurations
+
+[cyan]autoport diff llama ./my-model[/cyan]: a folder by the example of a model that is known
+
+[cyan]autoport diff ./v1 ./v2 --json | jq '.traits[] | select(.differs)'[/cyan]: for other programs
+"""
+
+
+def diff_command(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="The example: a folder, a model type, or a hub id.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to port: likewise.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")
+    ] = False,
+    rules: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="A folder of rules of your own. Repeatable."),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
+    ] = False,
+) -> None:
+    """Compare A and B: what each does as its graph says, configuration, structure, and what a port must do.
+
+    No weights are read, and no network is used unless A or B is a hub id. Exit code 0 also where they differ.
+    """
+    from rich.console import Console
+
+    from neuron_autoport.compare.build import compare, load_side
+    from neuron_autoport.compare.view import print_comparison
+    from neuron_autoport.models.source import load_model_config
+    from neuron_autoport.rules.sources import load_library
+
+    library = load_library(rules or [])
+    sources = [load_model_config(name, trust_remote_code=trust_remote_code) for name in (a, b)]
+    one, other = (load_side(source, library) for source in sources)
+    found = compare(one, other)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        print_comparison(found, Console(highlight=False))
