@@ -10,17 +10,20 @@ import torch
 import transformers
 
 import neuron_autoport
+from neuron_autoport.models.own_module import OwnModule
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.pipeline import ProvedPort
 from neuron_autoport.port import Port
-from neuron_autoport.prove.compare import Comparison
 from neuron_autoport.report import schema as s
 from neuron_autoport.report.cost import REFERENCE_CONTEXT, Cost
 from neuron_autoport.report.coverage import Coverage, measure
 from neuron_autoport.report.fold import Folded, fold
 from neuron_autoport.report.leftovers import leftovers
 from neuron_autoport.report.limits import broken_limits
+from neuron_autoport.report.moe import moe_info
 from neuron_autoport.report.places import caret_range, short_file, source_line
+from neuron_autoport.report.results import head_info, proof_info, unknown_head
+from neuron_autoport.report.rule_infos import rule_infos
 from neuron_autoport.report.summary import count_sites
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.reasons import CODES, Refusal
@@ -28,32 +31,39 @@ from neuron_autoport.rewrite.site import FusedWeight, Site
 from neuron_autoport.rules.match import ModuleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.facts import linear_of
-from neuron_autoport.trace.head import UnknownHead, read_head
-from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.spans import Span
 
 
 def build_report(
-    source: ModelSource,
+    source: ModelSource | OwnModule,
     port: Port,
     target: s.Target,
     *,
+    library: Iterable[Rule] = (),
     proved: ProvedPort | None = None,
     seconds: dict[str, float] | None = None,
 ) -> s.Report:
     """Everything `inspect` says about one model.
 
     Args:
-        source: the model as the user named it. port: its plan.
+        source: the model, or module, as the user named it. port: its plan.
         target: what limits are judged for; limits of `cpu` are none.
+        library: the rules it was planned with; those of the user's own are all listed.
         proved: the proof, if one was made. seconds: added to those of the port.
     """
-    return _Builder(source, port, target).report(proved, seconds or {})
+    return _Builder(source, port, target, library).report(proved, seconds or {})
 
 
 class _Builder:
-    def __init__(self, source: ModelSource, port: Port, target: s.Target) -> None:
+    def __init__(
+        self,
+        source: ModelSource | OwnModule,
+        port: Port,
+        target: s.Target,
+        library: Iterable[Rule],
+    ) -> None:
         self.source, self.port, self.target = source, port, target
+        self.library = tuple(library)
         self.coverage = measure(port)
         self.ids = _class_ids(port.plans)
         self.paths: dict[ClassPlan, list[str]] = {}
@@ -70,23 +80,34 @@ class _Builder:
             ),
             target=self.target,
             classes=[self.class_info(plan) for plan in self.port.plans],
+            rules=list(rule_infos(self.library, self.port, self.refusal)),
             tree=self.node(fold(self.port)),
             leftovers=leftovers(self.coverage),
             coverage=self.shares(),
-            head=_head(self.port.trace),
-            proof=_proof(proved) if proved is not None else None,
+            head=self.head(),
+            proof=proof_info(proved) if proved is not None else None,
             seconds={k: round(v, 3) for k, v in {**self.port.seconds, **seconds}.items()},
         )
 
     def model(self) -> s.ModelInfo:
+        if isinstance(self.source, OwnModule):
+            kind, dtype = "", str(self.source.dtype)
+        else:
+            kind = self.source.config.model_type
+            dtype = str(getattr(self.port.model, "dtype", "?"))
         return s.ModelInfo(
             name=self.source.name,
             kind=self.source.kind,
-            model_type=self.source.config.model_type,
+            model_type=kind,
             architecture=type(self.port.model).__name__,
             parameters=self.coverage.parameters,
-            dtype=str(getattr(self.port.model, "dtype", "?")).removeprefix("torch."),
+            dtype=dtype.removeprefix("torch."),
         )
+
+    def head(self) -> s.HeadInfo:
+        if isinstance(self.source, OwnModule):
+            return unknown_head("a module by itself has no logits")
+        return head_info(self.port.trace)
 
     def class_info(self, plan: ClassPlan) -> s.ClassInfo:
         trace = plan.trace
@@ -103,6 +124,7 @@ class _Builder:
             end=s.TraceEndInfo(code=end.code, message=end.message, where=self.where(end.where))
             if end
             else None,
+            moe=moe_info(trace, self.target.tp, self.place),
         )
 
     def site(self, site: Site) -> s.SiteInfo:
@@ -237,49 +259,3 @@ def _weight(weight: FusedWeight) -> s.Weight:
             for p in weight.parts
         ],
     )
-
-
-def _head(trace: ModuleTrace) -> s.HeadInfo:
-    try:
-        head = read_head(trace)
-    except UnknownHead as reason:
-        return s.HeadInfo(
-            scale=None, soft_cap=None, scale_after_cap=None, module=None, unknown=str(reason)
-        )
-    return s.HeadInfo(
-        scale=head.scale,
-        soft_cap=head.soft_cap,
-        scale_after_cap=head.scale_after_cap,
-        module=head.module,
-        unknown=None,
-    )
-
-
-def _proof(proved: ProvedPort) -> s.ProofInfo:
-    proof = proved.proof
-    return s.ProofInfo(
-        how=proof.how,
-        from_cache=proved.from_cache,
-        classes=[
-            s.ClassProof(
-                class_name=m.class_name,
-                path=m.path,
-                fp32=_figures(m.fp32),
-                bf16=_figures(m.bf16),
-                error=m.error,
-                passed=m.passed,
-            )
-            for m in proof.modules
-        ],
-        logits=_figures(proof.logits),
-        dropped=[
-            s.DroppedInfo(class_name=d.class_name, rule=d.rule, code=d.code, figures=d.figures)
-            for d in proof.dropped
-        ],
-    )
-
-
-def _figures(found: Comparison | None) -> s.Figures | None:
-    if found is None:
-        return None
-    return s.Figures(original=found.original, rewritten=found.rewritten, passed=found.passed)

@@ -28,7 +28,7 @@ SOFTMAX_FLOPS = 5
 _TRACED_TOKENS = BATCH * TOKENS
 
 PRODUCTS = frozenset({"linear", "matmul", "baddbmm", "conv", "einsum", "grouped_mm"})
-NORMS = frozenset({"layer_norm", "torch_rms_norm", "softmax"})
+NORMS = frozenset({"layer_norm", "rms_norm", "softmax"})
 LAYOUT = frozenset(
     {"view", "permute", "slice", "getitem", "pieces"}
     | {"expand", "expand_as", "broadcast_to", "narrow", "unbind"}
@@ -75,29 +75,35 @@ def kind_of(op: Op) -> str:
     return "norm" if op.name in NORMS else "elementwise"
 
 
-def graph_costs(graph: OpGraph, context: int = REFERENCE_CONTEXT) -> dict[Op, Cost]:
-    """The cost of every op of a class, one call of it; calls of child modules cost nothing here."""
+def graph_costs(
+    graph: OpGraph, context: int = REFERENCE_CONTEXT, tokens: int = _TRACED_TOKENS
+) -> dict[Op, Cost]:
+    """The cost of every op of a class, one call of it; calls of child modules cost nothing here.
+
+    Args:
+        tokens: it was traced with, over all sequences.
+    """
     static: set[Op] = set()
     for op in graph.ops:
         operands = op.operands()
         if op.name == "param" or (operands and all(o in static for o in operands)):
             static.add(op)
-    return {op: _cost(op, static, context) for op in graph.ops}
+    return {op: _cost(op, static, context, tokens) for op in graph.ops}
 
 
-def _cost(op: Op, static: set[Op], context: int) -> Cost:
+def _cost(op: Op, static: set[Op], context: int, tokens: int) -> Cost:
     kind = kind_of(op)
     if kind in ("structure", "layout"):
         return Cost()
     if kind == "attention":
-        return _attention(op, context)
-    share = 1.0 if op in static else 1.0 / _TRACED_TOKENS
+        return _attention(op, context, tokens)
+    share = 1.0 if op in static else 1.0 / tokens
     moved = _bytes(op) * share
     if kind == "embedding":
         return Cost(0.0, 2 * moved)  # one row of the table is read, not the table
     if kind == "grouped_mm":
-        return Cost(_product_flops(op, kind) * share, moved + _grouped_read(op))
-    moved += sum(_bytes(o) * (1.0 if o in static else 1.0 / _TRACED_TOKENS) for o in op.operands())
+        return Cost(_product_flops(op, kind) * share, moved + _grouped_read(op, tokens))
+    moved += sum(_bytes(o) * (1.0 if o in static else 1.0 / tokens) for o in op.operands())
     return Cost(_flops(op, kind) * share, moved)
 
 
@@ -131,22 +137,22 @@ def _einsum_sizes(equation: str, operands: list[Op]) -> dict[str, int]:
     return sizes
 
 
-def _grouped_read(op: Op) -> float:
+def _grouped_read(op: Op, tokens: int) -> float:
     """Rows of one token, and the weights of as many experts as it goes through."""
     rows, weights = op.operands()[:2]
     experts = weights.shape[0]
-    active = min(experts, rows.shape[0] / _TRACED_TOKENS)
-    return _bytes(rows) / _TRACED_TOKENS + _bytes(weights) / experts * active
+    active = min(experts, rows.shape[0] / tokens)
+    return _bytes(rows) / tokens + _bytes(weights) / experts * active
 
 
-def _attention(op: Op, context: int) -> Cost:
+def _attention(op: Op, context: int, tokens: int) -> Cost:
     query, key, value = op.inputs[:3]
     positions = min(context, op.attrs.get("sliding_window") or context)
     heads, kv_heads = query.shape[1], key.shape[1]
     width = query.shape[-1] + value.shape[-1]
     flops = 2 * heads * positions * width + SOFTMAX_FLOPS * heads * positions
     cache = kv_heads * positions * width * _itemsize(key)
-    return Cost(float(flops), cache + (_bytes(query) + _bytes(op)) / _TRACED_TOKENS)
+    return Cost(float(flops), cache + (_bytes(query) + _bytes(op)) / tokens)
 
 
 def _bytes(op: Op) -> float:

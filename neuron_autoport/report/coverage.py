@@ -104,7 +104,7 @@ class _Measure:
 
     def run(self) -> Coverage:
         self.walk("", "", self.port.trace, None, None)
-        costs = {plan: graph_costs(plan.graph) for plan in self.port.plans}
+        costs = {plan: graph_costs(plan.graph, tokens=self.port.tokens) for plan in self.port.plans}
         work = tuple(
             Work(op, plan, caller, name, site, costs[plan][op], calls)
             for (op, plan, caller, name, site), calls in self.calls.items()

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neuron_autoport.rewrite.plan import TensorFacts
 from neuron_autoport.rewrite.site import Site
-from neuron_autoport.rules.expressions import evaluate
-from neuron_autoport.rules.match import ModuleRef
-from neuron_autoport.trace.ops import Op
+from neuron_autoport.rules.conditions import facts_of
+from neuron_autoport.rules.expressions import ExpressionError, evaluate
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64)
 _OPPOSITE = {
@@ -36,34 +34,36 @@ class BrokenLimit:
 
 def broken_limits(site: Site, tp: int) -> tuple[BrokenLimit, ...]:
     """The limits of the site's rule that do not hold on `tp` ranks, as ordered in the rule file."""
-    facts = _facts(site)
+    facts = facts_of(site.match)
     found = []
     for text, tree in site.rule.neuron:
-        if not evaluate(tree, facts | {"tp": tp}):
-            ranks = [n for n in _RANKS if n > tp and evaluate(tree, facts | {"tp": n})]
+        if not _holds(tree, facts | {"tp": tp}):
+            ranks = [n for n in _RANKS if n > tp and _holds(tree, facts | {"tp": n})]
             found.append(
                 BrokenLimit(text, _figures(tree, facts | {"tp": tp}), min(ranks, default=None))
             )
     return tuple(found)
 
 
-def _facts(site: Site) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for name, value in site.match.values.items():
-        if isinstance(value, Op):
-            facts[name] = TensorFacts(value.shape, len(value.shape), str(value.dtype))
-        else:
-            facts[name] = value.facts if isinstance(value, ModuleRef) else value
-    return facts
+def _holds(tree: ast.Expression, names: Mapping[str, Any]) -> bool:
+    """A limit that cannot be worked out for these values does not hold."""
+    try:
+        return bool(evaluate(tree, names))
+    except ExpressionError:
+        return False
 
 
 def _figures(tree: ast.Expression, names: Mapping[str, Any]) -> str:
-    """`11008 > 4096` for a broken `width <= 4096`; empty for anything but one comparison."""
+    """`11008 > 4096` for a broken `width <= 4096`; empty for anything but one comparison of plain values."""
     body = tree.body
     if not isinstance(body, ast.Compare) or len(body.ops) != 1:
         return ""
     sign = _OPPOSITE.get(type(body.ops[0]))
     if sign is None:
         return ""
-    left, right = evaluate(body.left, names), evaluate(body.comparators[0], names)
-    return f"{left} {sign} {right}"
+    try:
+        left, right = evaluate(body.left, names), evaluate(body.comparators[0], names)
+    except ExpressionError:
+        return "cannot be worked out"
+    plain = all(isinstance(side, int | float | str) for side in (left, right))
+    return f"{left} {sign} {right}" if plain else ""

@@ -19,8 +19,8 @@ class ModelInfo(_Model):
     """The model as it was read."""
 
     name: str
-    kind: Literal["folder", "model_type", "hub"]
-    model_type: str
+    kind: Literal["folder", "model_type", "hub", "module"]
+    model_type: str = Field(description="of transformers; empty for a module of the user's own")
     architecture: str
     parameters: int = Field(description="distinct parameters; tied ones count once")
     dtype: str = Field(description="dtype it was traced in")
@@ -117,12 +117,47 @@ class RefusalInfo(_Model):
     place: Place | None
 
 
+class RuleInfo(_Model):
+    """A rule this report speaks of, or one of the user's own; `nearest` if that has no site."""
+
+    name: str
+    file: str
+    origin: str = Field(
+        description="built in, package NAME, a pyproject.toml, AUTOPORT_RULES or --rules"
+    )
+    replaces_builtin: bool
+    sites: int
+    nearest: RefusalInfo | None
+
+
 class TraceEndInfo(_Model):
     """Why a class could not be traced to its end."""
 
     code: str
     message: str
     where: str | None
+
+
+class Unread(_Model):
+    """A part of a mixture-of-experts block that was not understood."""
+
+    part: Literal["router", "experts", "shared"]
+    code: str
+    meaning: str
+    message: str
+    place: Place | None
+
+
+class MoEInfo(_Model):
+    """A mixture-of-experts block: what it is, and what runs it."""
+
+    router: str | None = Field(description="how it routes; None if not understood")
+    experts: str | None
+    shared: str | None = Field(description="an expert for every token; None if there is none")
+    unread: list[Unread]
+    prefill: str = Field(description="NF functions on Neuron, or `torch: ` and why")
+    decode: str
+    vllm: str = Field(description="what runs the experts on vLLM's CPU engine")
 
 
 class ClassInfo(_Model):
@@ -137,6 +172,7 @@ class ClassInfo(_Model):
     refusals: list[RefusalInfo]
     dropped: list[str] = Field(description="rules left out because their proof failed")
     end: TraceEndInfo | None
+    moe: MoEInfo | None = Field(default=None, description="if the class calls experts")
 
 
 class Node(_Model):
@@ -239,6 +275,7 @@ class Report(_Model):
     versions: Versions
     target: Target
     classes: list[ClassInfo]
+    rules: list[RuleInfo]
     tree: Node
     leftovers: list[Leftover]
     coverage: Coverage

@@ -16,6 +16,7 @@ from neuron_autoport.report import schema as s
 from neuron_autoport.report.numbers import count, percent, seconds
 from neuron_autoport.report.tables import leftover_table, limit_table, proof_table
 from neuron_autoport.report.tree import LIMIT_SIGN, module_tree
+from neuron_autoport.rewrite.reasons import STATED
 
 _MAX_LEFTOVERS = 12
 
@@ -28,8 +29,10 @@ def print_report(report: s.Report, console: Console) -> None:
     sections = (
         ("Logits", _logits(report)),
         ("Not traced to the end", _ends(report)),
-        ("Refused", _refusals(report, console.width)),
+        ("Refused (`autoport explain CODE` says more)", _refusals(report, console.width)),
+        ("Rules of your own", _own_rules(report, console.width)),
         (_limit_title(report), limit_table(report)),
+        (f"{STATED}: the target has no function for these, torch runs there", _stated(report)),
         ("Left to torch", leftover_table(report.leftovers, _MAX_LEFTOVERS)),
         ("Proof", _proof(report)),
     )
@@ -55,11 +58,18 @@ def _print_trimmed(part: RenderableType, console: Console) -> None:
 def print_header(report: s.Report, console: Console) -> None:
     """Two lines: the model, and how it was looked at."""
     model, versions = report.model, report.versions
-    kind = "" if model.name == model.model_type else f" ({model.model_type})"
+    kind = f" ({model.model_type})" if model.model_type not in ("", model.name) else ""
     size = f"{count(model.parameters)} parameters"
     console.print(Text.assemble((model.name, "bold"), kind, " · ", model.architecture, " · ", size))
     read = f"traced in {model.dtype} with transformers {versions.transformers}"
     console.print(Text(f"{read}, {seconds(report.seconds)} s", style="dim"))
+
+
+def print_proof(report: s.Report, console: Console) -> None:
+    """The figures of the proof by themselves, if one was made."""
+    for part in _proof(report):
+        _print_trimmed(part, console)
+    console.print()
 
 
 def print_summary(report: s.Report, console: Console) -> None:
@@ -79,6 +89,8 @@ def print_summary(report: s.Report, console: Console) -> None:
 def _logits(report: s.Report) -> Iterator[RenderableType]:
     """What stands between head and logits, if anything does."""
     head = report.head
+    if report.model.kind == "module":
+        return
     if head.unknown is not None:
         if report.coverage.traced:  # else "Not traced to the end" says it
             yield _indented(Text(f"not understood: {head.unknown}", style="red"), 2)
@@ -109,11 +121,26 @@ def _refusals(report: s.Report, width: int) -> Iterator[RenderableType]:
     first: dict[tuple[str, str], tuple[str, s.RefusalInfo]] = {}
     for cls in report.classes:
         for r in cls.refusals:
+            if r.code == STATED:
+                continue
             key = (cls.name, r.model_dump_json())
             instances[key] = instances.get(key, 0) + len(cls.paths)
             first.setdefault(key, (cls.name, r))
     for key, (name, r) in first.items():
         yield from _refusal(r, name, instances[key], width)
+
+
+def _stated(report: s.Report) -> Iterator[RenderableType]:
+    """What rules say the target lacks: one line per class and rule, with the places."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for cls in report.classes:
+        for r in cls.refusals:
+            if r.code == STATED:
+                lines = found.setdefault((cls.name, r.rule, r.message), {})
+                lines[str(r.place.line) if r.place is not None else "?"] = None
+    for (name, rule, message), lines in found.items():
+        said = f"{name}:{','.join(lines)}  {message}"
+        yield _indented(Text.assemble((rule, "bold"), f"  {said}"), 2)
 
 
 def _refusal(
@@ -126,9 +153,31 @@ def _refusal(
     )
     yield _indented(Text(r.message), 9)
     yield _indented(Text(f"{r.meaning}; {steps}", style="dim"), 9)
-    if r.place is not None:
-        yield _indented(Text(str(r.place), style="cyan"), 9)
-        for line in caret_lines(r.place, width - 9):
+    yield from _marked(r.place, width)
+
+
+def _own_rules(report: s.Report, width: int) -> Iterator[RenderableType]:
+    """Where each rule of the user's comes from, and its sites or how near it came to one."""
+    for rule in report.rules:
+        if rule.origin == "built in":
+            continue
+        said = f"{rule.sites} site" + ("" if rule.sites == 1 else "s")
+        instead = "; replaces the built-in rule" if rule.replaces_builtin else ""
+        head = Text.assemble((rule.name, "bold"), f": {said}", (instead, "dim"))
+        yield _indented(head, 2)
+        yield _indented(Text.assemble((rule.file, "cyan"), (f"  from {rule.origin}", "dim")), 9)
+        miss = rule.nearest
+        if miss is not None:
+            steps = f"{miss.steps} steps matched, then: " if miss.place is not None else ""
+            yield _indented(Text.assemble((miss.code, "red"), f"  {steps}{miss.message}"), 4)
+            yield from _marked(miss.place, width)
+
+
+def _marked(place: s.Place | None, width: int) -> Iterator[RenderableType]:
+    """A place, and its source line with carets below the expression."""
+    if place is not None:
+        yield _indented(Text(str(place), style="cyan"), 9)
+        for line in caret_lines(place, width - 9):
             yield _indented(line, 9)
 
 
@@ -155,14 +204,13 @@ def caret_lines(place: s.Place, width: int) -> list[Text]:
 
 def _limit_title(report: s.Report) -> str:
     target = report.target
-    return (
-        f"{LIMIT_SIGN} Limits of {target.name} that do not hold at tp {target.tp}: torch runs there"
-    )
+    here = f"{target.name} that do not hold at tp {target.tp}"
+    return f"{LIMIT_SIGN} AP401: limits of {here}, torch runs there"
 
 
 def _proof(report: s.Report) -> Iterator[RenderableType]:
     proof = report.proof
-    if proof is None:
+    if proof is None or not (proof.classes or proof.dropped or proof.logits):
         return
     source = "read from the cache" if proof.from_cache else "made now"
     yield _indented(Text(f"{proof.how}; {source}", style="dim"), 2)

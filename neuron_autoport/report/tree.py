@@ -7,6 +7,7 @@ from rich.tree import Tree
 
 from neuron_autoport.report import schema as s
 from neuron_autoport.report.numbers import sizes
+from neuron_autoport.rewrite.reasons import STATED
 
 LIMIT_SIGN = "▲"
 _LEVEL = 4  # columns of one level of the tree
@@ -33,7 +34,7 @@ def _label(node: s.Node, classes: dict[str, s.ClassInfo], room: int) -> Text:
     label = Text.assemble((node.name, "bold"), ("  " if node.name else ""), (cls.name, "cyan"))
     if cls.linear is not None:
         label.append(f"  {cls.linear}", style=_DIM)
-    rows = [_site(site) for site in cls.sites] + _problems(cls)
+    rows = [_site(site) for site in cls.sites] + _moe(cls) + _problems(cls)
     if len(rows) == 1:
         line = _joined(rows[0])
         if label.cell_len + line.cell_len + 2 <= room:
@@ -53,9 +54,24 @@ def _site(site: s.SiteInfo) -> list[Text]:
     return pieces
 
 
+def _moe(cls: s.ClassInfo) -> list[list[Text]]:
+    """A mixture-of-experts block: what it is, and what each phase becomes."""
+    if cls.moe is None:
+        return []
+    moe = cls.moe
+    unread = {str(u.part): f"{u.part} not understood: {u.message} ({u.code})" for u in moe.unread}
+    parts = (("router", moe.router), ("experts", moe.experts), ("shared", moe.shared))
+    said = [text or unread[part] for part, text in parts if text or part in unread]
+    rows = [[Text(said[0], style=_GOOD if moe.router else _BAD)]]
+    rows[0] += [Text(text, style=_PLAIN) for text in said[1:]]
+    for phase, calls in (("prefill", moe.prefill), ("decode", moe.decode), ("vLLM", moe.vllm)):
+        rows.append([Text(f"{phase} → {calls}", style=_DIM)])
+    return rows
+
+
 def _problems(cls: s.ClassInfo) -> list[list[Text]]:
     """Refused and dropped rules; the sections below the tree say why."""
-    said = [f"✗ {r.rule} refused ({r.code})" for r in cls.refusals]
+    said = [f"✗ {r.rule} refused ({r.code})" for r in cls.refusals if r.code != STATED]
     said += [f"✗ {name} dropped, its proof failed" for name in cls.dropped]
     if cls.end is not None:
         said.append(f"✗ not traced to the end ({cls.end.code})")

@@ -13,13 +13,14 @@ from typing import Any
 
 from neuron_autoport.rewrite.edit import edit_match
 from neuron_autoport.rewrite.made_up import refuse_made_up
-from neuron_autoport.rewrite.reasons import Refusal, Refused
+from neuron_autoport.rewrite.reasons import STATED, Refusal, Refused
 from neuron_autoport.rewrite.site import Site, describe, plan_weights
 from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource, inside
 from neuron_autoport.rules.conditions import broken, facts_of
 from neuron_autoport.rules.expressions import ExpressionError, evaluate
-from neuron_autoport.rules.match import Match
+from neuron_autoport.rules.match import Match, NearMiss
 from neuron_autoport.rules.matcher import find
+from neuron_autoport.rules.pattern import ModulePattern
 from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.canonical import canonical_graph
@@ -96,7 +97,7 @@ def plan_class(
             continue
         candidates += [_Candidate(rule, m) for m in found.matches]
         miss = found.near_miss
-        if miss is not None and miss.total > _SHORT and miss.done * 2 > miss.total:
+        if miss is not None and _tells(rule, miss) and miss.done * 2 > miss.total:
             span = miss.op.spans[0] if miss.op is not None and miss.op.spans else None
             steps = f"{miss.done} of {miss.total}"
             refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
@@ -134,8 +135,14 @@ def _state(refusing: list[_Candidate], claimed: set[Op], refusals: list[Refusal]
         if (claimed | stated) & set(match.interior) or broken(rule.require, match) is not None:
             continue
         stated |= set(match.interior)
-        refusals.append(Refusal("AP402", rule.name, rule.refuse, _span_of(rule, match), "all"))
+        refusals.append(Refusal(STATED, rule.name, rule.refuse, _span_of(rule, match), "all"))
     return frozenset(stated)
+
+
+def _tells(rule: Rule, miss: NearMiss) -> bool:
+    """Is half of the pattern a sign of anything? Linear maps alone, or two steps, are found everywhere."""
+    plain = all(isinstance(s.pattern, ModulePattern) for s in (*rule.match, *rule.given))
+    return miss.total > _SHORT and not plain
 
 
 @dataclass

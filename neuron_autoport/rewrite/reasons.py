@@ -33,6 +33,10 @@ CODES = {
 }
 
 
+# The target has no function for it: nothing a rule could have fused was lost.
+STATED = "AP402"
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A rule that nearly applied, and why it did not.

@@ -21,7 +21,7 @@ TENSOR = frozenset({"shape", "ndim", "dtype", "device"})
 WEIGHT = frozenset({"weight", "bias", "sizes"})
 # What conditions may ask: of a captured linear module, and of a captured value.
 LINEAR_FACTS = frozenset({"in_features", "out_features", "layout", "weight", "bias"})
-VALUE_FACTS = frozenset({"shape", "ndim", "dtype", "rows"})
+VALUE_FACTS = frozenset({"shape", "ndim", "dtype", "rows", "linears"})
 _ALLOWED = (
     ast.Name, ast.Load, ast.Attribute, ast.Call, ast.keyword, ast.Constant, ast.Subscript, ast.Slice,
     ast.Tuple, ast.List, ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div,

@@ -10,6 +10,7 @@ from typing import Any
 
 from neuron_autoport.rules.expressions import ExpressionError, evaluate
 from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
+from neuron_autoport.trace.facts import linear_of
 from neuron_autoport.trace.ops import Op
 
 Conditions = Iterable[tuple[str, ast.Expression]]
@@ -17,11 +18,15 @@ Conditions = Iterable[tuple[str, ast.Expression]]
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What conditions may ask of a value. rows: its shape without the last dimension."""
+    """What conditions may ask of a value.
+
+    rows: its shape without the last dimension. linears: how many linear modules read it.
+    """
 
     shape: tuple[int, ...]
     ndim: int
     dtype: str
+    linears: int = 0
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -35,10 +40,15 @@ def facts_of(match: Match) -> dict[str, Any]:
 
 def _fact(value: Any) -> Any:
     if isinstance(value, Op):
-        return TensorFacts(value.shape, len(value.shape), str(value.dtype))
+        return TensorFacts(value.shape, len(value.shape), str(value.dtype), _linears(value))
     if isinstance(value, RoleRef):
         return SimpleNamespace(**facts_of(value.match))
     return value.facts if isinstance(value, ModuleRef) else value
+
+
+def _linears(value: Op) -> int:
+    called = [u for u in value.users if u.name == "module" and u.trace is not None]
+    return sum(linear_of(u.trace) is not None for u in called)
 
 
 def broken(conditions: Conditions, match: Match) -> str | None:

@@ -24,6 +24,7 @@ from neuron_autoport.models.python_file import import_file, write_whole
 from neuron_autoport.prove.modules import ModuleProof, prove_module
 from neuron_autoport.rewrite.emit import generate
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
+from neuron_autoport.rewrite.reasons import STATED
 from neuron_autoport.rules.library import is_builtin, load_rules
 from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.roles import Roles
@@ -106,7 +107,7 @@ def run_example(rule: Rule, example: Example, library: Iterable[Rule] = ()) -> O
     try:
         cls = _load_class(example)
         plan = _plan(rule, example, cls, library)
-        if rule.refuse and any(r.code == "AP402" for r in plan.refusals):
+        if rule.refuse and any(r.code == STATED for r in plan.refusals):
             if example.because is None:
                 return Outcome(rule, example, Kind.good, rule.refuse)
             message = f"matched, and should not be: {example.because}"

@@ -52,8 +52,8 @@ def folder_rules(folder: Path, where: str | None = None) -> tuple[Rule, ...]:
         raise faults[0]
     if faults:
         told = "\n".join(f.what + (f" ({f.where})" if f.where else "") for f in faults)
-        step = faults[0].next_step
-        raise RuleError(f"{len(faults)} rule files are wrong.\n{told}", str(folder), step)
+        what = f"{len(faults)} rule files are wrong.\n{told}"
+        raise RuleError(what, str(folder), faults[0].next_step)
     return tuple(rules.values())
 
 

@@ -46,17 +46,23 @@ class RuleSource:
     where: str
 
 
-def load_library(options: Iterable[Path] = ()) -> tuple[Rule, ...]:
+def load_library(
+    options: Iterable[Path] = (), *, written_to: Path | None = None
+) -> tuple[Rule, ...]:
     """All rules that apply here, sorted by name.
 
     Args:
-        options: folders of `--rules`.
+        options: folders of `--rules`. written_to: a folder that may still be empty or missing, as the
+            command is about to put the first rule there.
 
     Raises:
         RuleError: a folder, package or file is not there or wrong.
     """
     rules: dict[str, Rule] = {}
     for source in rule_sources(options):
+        new = written_to is not None and source.folder.resolve() == written_to.resolve()
+        if new and not any(source.folder.rglob("*.y*ml")):
+            continue
         found = folder_rules(source.folder, source.where)
         if not found:
             where = f"{source.folder}, named by {source.where}"

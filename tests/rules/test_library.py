@@ -39,6 +39,7 @@ def test_the_built_in_rules() -> None:
         "rope_pair": ("rope", "NK.rope", ("q2", "k2")),
         "rope_partial_pair": ("rope", "NK.rope", ("q2", "k2")),
         "stacked_pair": ("stacked_pair", "NF.qkv_proj", ("a", "b")),
+        "stacked_quad": ("stacked_pair", "NF.qkv_proj", ("a", "b", "c", "d")),
         "stacked_triple": ("stacked_pair", "NF.qkv_proj", ("a", "b", "c")),
         "ungated_mlp": ("ungated_mlp", "NF.mlp", ("y",)),
         "ungated_mlp_other": ("gated_mlp", "torch", ("y",)),

@@ -202,8 +202,8 @@ def test_one_change_of_a_gated_mlp_is_refused_or_kept(
 # Query, key and value.
 
 HEADS = (
-    "{}.view(b, s, {}, {}).transpose(1, 2)", "{}.reshape(b, s, -1, {2}).transpose(1, 2)",
-    "{}.unflatten(-1, ({}, {})).permute(0, 2, 1, 3)", "{}.view(b, s, {}, {}).swapaxes(1, 2)",
+    "{0}.view(b, s, {1}, {2}).transpose(1, 2)", "{0}.reshape(b, s, -1, {2}).transpose(1, 2)",
+    "{0}.unflatten(-1, ({1}, {2})).permute(0, 2, 1, 3)", "{0}.view(b, s, {1}, {2}).swapaxes(1, 2)",
 )  # fmt: skip
 ATTENTION = """
 class Attention(nn.Module):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from neuron_autoport import pipeline
 from neuron_autoport.errors import RuleError
-from neuron_autoport.rules.library import builtin_folder, load_rules
+from neuron_autoport.pipeline import ProvedPort
+from neuron_autoport.port import port_model
+from neuron_autoport.prove.model import Proof
+from neuron_autoport.report.summary import own_rule_lines
+from neuron_autoport.rewrite.emit import Generated
+from neuron_autoport.rules.library import load_rules
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.rules.sources import (
     OPTION,
@@ -20,6 +27,7 @@ from neuron_autoport.rules.sources import (
     replaces_builtin,
     rule_sources,
 )
+from tests.helpers import small_config
 from tests.rules.test_library import write
 
 POINT = "[neuron_autoport.rules]\n{name} = {value}\n"
@@ -200,22 +208,31 @@ def test_a_rule_file_that_cannot_be_read(tmp_path: Path) -> None:
         load_library((tmp_path,))
 
 
-def test_a_process_without_options_takes_them_too(elsewhere: Path) -> None:
-    """What `vllm serve` does: `proved_port` without rules, in a process started in this folder."""
+def test_what_takes_no_options_takes_them_too(elsewhere: Path) -> None:
+    """`proved_port` without rules, as `vllm serve` calls it, in a process started in this folder."""
     write(elsewhere / "own", "gated_mlp", "mine")
     project(elsewhere, '[tool.autoport]\nrules = ["own"]\n')
-    code = (
-        "from unittest import mock\n"
-        "from neuron_autoport import pipeline\n"
-        "with mock.patch.object(pipeline, 'port_model', side_effect=KeyError) as used:\n"
-        "    try: pipeline.proved_port(None)\n"
-        "    except KeyError: pass\n"
-        "print([r.summary for r in used.call_args.args[1] if r.name == 'gated_mlp'])\n"
-    )
-    root = str(builtin_folder().parent)
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, check=True, cwd=elsewhere,
-        env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
-    assert ran.stdout.strip() == "['mine']"
+    with (
+        mock.patch.object(pipeline, "port_model", side_effect=KeyError) as used,
+        pytest.raises(KeyError),
+    ):
+        pipeline.proved_port(small_config("llama"))
+    rules = {rule.name: rule.summary for rule in used.call_args.args[1]}
+    assert rules["gated_mlp"] == "mine" and set(rules) == {r.name for r in load_rules()}
+
+
+def test_the_start_up_lines_name_the_users_rules(elsewhere: Path) -> None:
+    """What the vLLM host logs, and nothing for rules that are built in."""
+    text = next(r for r in load_rules() if r.name == "gated_mlp").text
+    (elsewhere / "own").mkdir()
+    path = elsewhere / "own" / "mine.yaml"
+    path.write_text(text.replace("rule: gated_mlp", "rule: my_mlp"), encoding="utf-8")
+    project(elsewhere, '[tool.autoport]\nrules = ["own"]\n')
+    port = port_model(small_config("llama"), (*load_rules(), by_name()["my_mlp"]))
+    proved = ProvedPort(port, Generated(path, "", {}), Proof((), None, (), ""), 0.0, False)
+    assert own_rule_lines(proved) == []  # of two rules that say the same the first by name is used
+    port = port_model(small_config("llama"), [by_name()["my_mlp"]])
+    where = elsewhere / "pyproject.toml"
+    assert own_rule_lines(replace(proved, port=port)) == [
+        f"rule my_mlp: 2 sites, {path} (from {where})"
+    ]

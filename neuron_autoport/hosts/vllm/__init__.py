@@ -6,3 +6,5 @@ makes vLLM's linear layers usable as NF weights.
 """
 
 MODEL_IMPL = "neuron-transformers"
+# Versions of vLLM that `compat.py` was checked with; here, so that it is read without importing torch.
+CHECKED_WITH = ("0.32.0",)

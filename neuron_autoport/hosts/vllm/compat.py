@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from neuron_autoport.errors import AutoportError, ModelError
-from neuron_autoport.hosts.vllm import MODEL_IMPL
+from neuron_autoport.hosts.vllm import CHECKED_WITH, MODEL_IMPL
 from neuron_autoport.models.source import ModelSource, source_of_config
 
-CHECKED_WITH = ("0.32.0",)
 _MODULE = "neuron_autoport.hosts.vllm.model"
 ARCHITECTURES = {
     "NeuronTransformersForCausalLM": f"{_MODULE}:NeuronTransformersForCausalLM",

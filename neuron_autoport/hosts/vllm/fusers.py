@@ -7,6 +7,7 @@ vLLM's Transformers backend asks a mapping for the fusers of each module, regist
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,17 +22,17 @@ from vllm.model_executor.models.transformers.fusers import AttentionFuser, BaseF
 from vllm.model_executor.models.utils import maybe_prefix
 
 from neuron_autoport.hosts.vllm.compat import HostError
-from neuron_autoport.hosts.vllm.layers import LayerHalf, LayerWeight, load_transposed
+from neuron_autoport.hosts.vllm.layers import LayerHalf, LayerWeight, load_arranged
 from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.rewrite.site import FusedWeight, Site
+from neuron_autoport.rewrite.site import FusedWeight, Site, plain_attributes
 
 
 @dataclass(frozen=True)
 class Layer:
     """One vLLM layer that stands for fused weights of a module.
 
-    name: where it is put. weights: those it serves, in the order of its outputs. kind: qkv, merged, row
-    or replicate. sources: checkpoint modules with their shard ids; empty if the name is the checkpoint's.
+    name: where it is put. weights: those it serves, in the order of its outputs. kind: qkv, merged, row,
+    replicate, or stacked: several outputs on every rank. sources: checkpoint modules with their shard ids; empty if the name is the checkpoint's.
     """
 
     name: str
@@ -40,14 +41,18 @@ class Layer:
     sources: tuple[tuple[str, Any], ...]
 
 
-def plan_layers(plan: ClassPlan) -> list[Layer]:
-    """The vLLM layers of one class: gate and up of a site in one merged layer, q/k/v in one."""
+def plan_layers(plan: ClassPlan, columnwise: Callable[[str], bool]) -> list[Layer]:
+    """The vLLM layers of one class: gate and up of a site in one merged layer, q/k/v in one.
+
+    Args:
+        columnwise: does the model's own parallel plan share the columns of this child module?
+    """
     layers = []
     for site in plan.sites:
         columns = tuple(w for w in site.weights if w.shard == "column")
         if columns:
             layers.append(_merged(site, columns))
-        layers += [_single(w) for w in site.weights if w.shard != "column"]
+        layers += [_single(w, columnwise) for w in site.weights if w.shard != "column"]
     return layers
 
 
@@ -59,9 +64,13 @@ def _merged(site: Site, weights: tuple[FusedWeight, ...]) -> Layer:
     return Layer(name, "merged", weights, tuple((p.module, i) for i, p in enumerate(parts)))
 
 
-def _single(weight: FusedWeight) -> Layer:
+def _single(weight: FusedWeight, columnwise: Callable[[str], bool]) -> Layer:
+    if weight.shard == "plan" or (weight.shard == "heads" and len(weight.sizes) > 3):
+        shared = weight.shard == "heads" or all(columnwise(p.module) for p in weight.parts)
+        parts = tuple((p.module, i) for i, p in enumerate(weight.parts))
+        return Layer(f"{weight.name}_proj", "merged" if shared else "stacked", (weight,), parts)
     if weight.shard == "heads":
-        if len(weight.parts) == 1:
+        if len({p.module for p in weight.parts}) == 1:  # packed in the checkpoint: its name stays
             return Layer(weight.parts[0].module, "qkv", (weight,), ())
         ids = zip((p.module for p in weight.parts), ("q", "k", "v"), strict=True)
         return Layer(f"{weight.name}_proj", "qkv", (weight,), tuple(ids))
@@ -76,9 +85,10 @@ class RewriteModule(BaseFuser):
     redefines_forward: ClassVar[bool] = True
     plan: ClassPlan
     rewritten: type[nn.Module]
+    columnwise: Callable[[str], bool]
 
     def __post_init__(self) -> None:
-        self.layers = plan_layers(self.plan)
+        self.layers = plan_layers(self.plan, self.columnwise)
 
     def info(self, name: str) -> str:
         cls = self.plan.trace.module_class.__name__
@@ -132,18 +142,37 @@ def _build(layer: Layer, bias: bool, prefix: str, vllm_config: Any) -> nn.Module
     made: nn.Module
     if layer.kind == "qkv":
         made = _build_qkv(layer, weight, vllm_config, kwargs)
-    elif layer.kind == "merged":
+    elif layer.kind in ("merged", "stacked"):
+        alone = layer.kind == "stacked"
         sizes = [w.out_features for w in layer.weights]
-        _check_divides(layer, sizes, vllm_config)
-        made = MergedColumnParallelLinear(weight.in_features, sizes, **kwargs)
+        if len(layer.weights) == 1:
+            sizes = list(weight.sizes)
+        if not alone:
+            _check_divides(layer, sizes, vllm_config)
+        made = MergedColumnParallelLinear(weight.in_features, sizes, disable_tp=alone, **kwargs)
     elif layer.kind == "row":
         _check_divides(layer, [weight.in_features], vllm_config)
         made = RowParallelLinear(weight.in_features, outputs, **kwargs)
     else:
         made = ReplicatedLinear(weight.in_features, outputs, **kwargs)
-    if any(p.layout == "in_out" for w in layer.weights for p in w.parts):
-        load_transposed(made)
+    parts = [p for w in layer.weights for p in w.parts]
+    columns = [c for p in parts for c in p.columns or ()]
+    if columns:
+        _check_reordered(layer, kwargs["prefix"], vllm_config)
+    if columns or any(p.layout == "in_out" for p in parts):
+        load_arranged(made, columns or None, transposed=parts[0].layout == "in_out")
     return made
+
+
+def _check_reordered(layer: Layer, prefix: str, vllm_config: Any) -> None:
+    """Quantized weights and LoRA adapters keep the checkpoint's order of columns."""
+    for what, given in (("quantized", vllm_config.quant_config), ("LoRA", vllm_config.lora_config)):
+        if given is not None:
+            raise HostError(
+                f"{layer.name}: its columns are put into another order, which {what} weights do not follow",
+                prefix,
+                "vllm serve MODEL --model-impl transformers",
+            )
 
 
 def _build_qkv(
@@ -194,13 +223,13 @@ def _attach(module: nn.Module, layer: Layer, made: Any) -> None:
     owner = module.get_submodule(owner_path)
     for i, weight in enumerate(layer.weights):
         hosted: Any = LayerWeight(owner, name)
-        if layer.kind == "merged":
+        if layer.kind == "merged" and len(layer.weights) == 2:
             hosted = LayerHalf(owner, name, second=i == 1)
         object.__setattr__(module, f"{weight.attr}_weight", hosted)
         object.__setattr__(module, f"{weight.attr}_bias", None)
-        if weight.shard == "heads":
-            sizes = [size // made.tp_size for size in made.output_sizes]
-            object.__setattr__(module, f"{weight.attr}_sizes", sizes)
+        sizes = [size // made.tp_size for size in getattr(made, "output_sizes", ())]
+        for attribute, value in plain_attributes(weight, sizes).items():
+            object.__setattr__(module, attribute, value)
 
 
 class PlannedFusers:

@@ -44,13 +44,27 @@ class LayerHalf:
         return (second, first) if self.second else (first, second)
 
 
-def load_transposed(layer: Any) -> None:
-    """Let a layer take checkpoint weights that are kept [in, out]: transposed while loading."""
-    parameter = layer.weight
+def load_arranged(layer: Any, columns: list[int] | None, *, transposed: bool) -> None:
+    """Let a layer take checkpoint weights of another arrangement: brought into its own while loading.
+
+    Args:
+        columns: of the checkpoint's output, in the layer's order; None if they are alike.
+        transposed: does the checkpoint keep the weight [in, out]?
+    """
+    _load_through(layer.weight, lambda w: _rows(w.t() if transposed else w, columns))
+    if columns is not None and layer.bias is not None:
+        _load_through(layer.bias, lambda b: _rows(b, columns))
+
+
+def _rows(loaded: torch.Tensor, columns: list[int] | None) -> torch.Tensor:
+    return loaded if columns is None else loaded[columns]
+
+
+def _load_through(parameter: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     original: Callable[..., Any] = parameter.weight_loader
 
     def load(param: torch.Tensor, loaded: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return original(param, loaded.t(), *args, **kwargs)
+        return original(param, change(loaded), *args, **kwargs)
 
     if hasattr(parameter, "_weight_loader"):
         parameter._weight_loader = load

@@ -1,6 +1,6 @@
 """Run as a script: serve a model folder through vLLM's `LLM` and print greedy tokens as JSON.
 
-usage: generate.py FOLDER PROMPTS_JSON [--impl I] [--eager] [--tp N] [--tokens N] [--lora FOLDER]
+usage: generate.py FOLDER PROMPTS_JSON [--impl I] [--eager] [--tp N] [--ep] [--tokens N] [--lora FOLDER]
 A process of its own per engine: what one engine leaves behind cannot help or hurt the next.
 """
 
@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--impl", default="neuron-transformers")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--ep", action="store_true")
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--logprobs", type=int, default=None)
     options = parser.parse_args()
@@ -32,6 +33,7 @@ def main() -> None:
         max_num_seqs=8,
         enforce_eager=options.eager,
         tensor_parallel_size=options.tp,
+        enable_expert_parallel=options.ep,
         enable_prefix_caching=False,
     )
     prompts = [{"prompt_token_ids": ids} for ids in json.loads(options.prompts)]

@@ -77,7 +77,7 @@ def prompts(vocabulary: int = 128) -> list[list[int]]:
 
 def make_model(model_type: str, folder: Path, **changes: Any) -> Path:
     """A tiny random model of this type as a Hugging Face folder, float32, adversarial weights."""
-    wanted = {**_SIZES, **MODELS[model_type], **changes}
+    wanted = {**_SIZES, **MODELS.get(model_type, {}), **changes}
     sizes = {k: v for k, v in wanted.items() if v is not None}
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**sizes)

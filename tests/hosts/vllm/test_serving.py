@@ -15,18 +15,18 @@ from tests.hosts.vllm.serving import MODELS, hugging_face_tokens, make_model, pr
 
 pytestmark = pytest.mark.serve
 
-# Sites by hand: per layer q/k/v, output projection, MLP, two norms (Gemma 3 four and two per head),
-# and the final norm. StableLM and OPT have LayerNorms, OPT no gated MLP.
+# Sites by hand: per layer q/k/v, output projection, MLP, RoPE, two norms (Gemma 3 four and two per head) and
+# the residual sum before the second norm, and the final norm. OPT has no RoPE and an MLP with ReLU.
 SITES = {
-    "llama": 3 * 5 + 1,
-    "qwen2": 3 * 5 + 1,
-    "qwen3": 3 * 7 + 1,
-    "mistral": 3 * 5 + 1,
-    "gemma3_text": 6 * 9 + 1,
-    "granite": 3 * 5 + 1,
-    "phi3": 3 * 5 + 1,
-    "stablelm": 3 * 3,
-    "opt": 3 * 2,
+    "llama": 3 * 7 + 1,
+    "qwen2": 3 * 7 + 1,
+    "qwen3": 3 * 9 + 1,
+    "mistral": 3 * 7 + 1,
+    "gemma3_text": 6 * 11 + 1,
+    "granite": 3 * 7 + 1,
+    "phi3": 3 * 7 + 1,
+    "stablelm": 3 * 6 + 1,
+    "opt": 3 * 4 + 1,
 }
 
 
