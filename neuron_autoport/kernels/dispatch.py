@@ -23,7 +23,7 @@ import torch
 
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.kernels.limits import KERNELS, Kernel, Limit
-from neuron_autoport.nf.dispatch import Decision
+from neuron_autoport.nf.dispatch import Decision, reference_only
 from neuron_autoport.nf.dispatch import decide as decide_nf
 
 P = ParamSpec("P")
@@ -66,7 +66,7 @@ def decide() -> Decision:
 @constant
 def backend() -> str:
     """ "nki" if NK calls may go to NKI kernels, "torch" if they run in the torch reference."""
-    return decide().backend
+    return "torch" if reference_only() else decide().backend
 
 
 @functools.cache

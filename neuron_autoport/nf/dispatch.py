@@ -10,13 +10,14 @@ A new NF function is a new file whose function carries `@nf_function(weights=...
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
@@ -35,6 +36,7 @@ OUR_ENUMS = "neuron_autoport.nf.enums"
 CPU_MODE = "VLLM_NEURON_CPU_MODE"
 
 _offered: list[str] = []
+_reference_only: list[bool] = []
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,23 @@ def _constant(function: Callable[P, R]) -> Callable[P, R]:
 @_constant
 def backend() -> str:
     """ "vllm_neuron" if NF calls go to the plugin, "torch" if they run in the torch reference."""
-    return decide().backend
+    return "torch" if reference_only() else decide().backend
+
+
+def reference_only() -> bool:
+    """Is `reference()` in force? NK functions ask too."""
+    return bool(_reference_only)
+
+
+@contextlib.contextmanager
+def reference() -> Iterator[None]:
+    """NF and NK calls run in the torch reference, whatever is installed: for proofs, which must not depend
+    on the machine. Not for graphs that outlive it."""
+    _reference_only.append(True)
+    try:
+        yield
+    finally:
+        _reference_only.pop()
 
 
 def _translate(value: object) -> object:

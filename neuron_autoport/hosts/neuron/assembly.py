@@ -1,0 +1,261 @@
+"""Put a hosted model together on the meta device: rewritten classes, shares of the ranks, recipes, plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from neuron_autoport.hosts.neuron.attention import NEURON_ATTENTION, STATE
+from neuron_autoport.hosts.neuron.buffers import persistent_to_parameters
+from neuron_autoport.hosts.neuron.call import Call, LayerState
+from neuron_autoport.hosts.neuron.decode import decode_limit, settle_norms, with_decode
+from neuron_autoport.hosts.neuron.decode_form import NotThis, read_decode_form
+from neuron_autoport.hosts.neuron.engine import Ranks
+from neuron_autoport.hosts.neuron.errors import refuse
+from neuron_autoport.hosts.neuron.head import VocabHead
+from neuron_autoport.hosts.neuron.install import install_sharded
+from neuron_autoport.hosts.neuron.limits import projection_limits
+from neuron_autoport.hosts.neuron.loading import Loading
+from neuron_autoport.hosts.neuron.model import Parts
+from neuron_autoport.hosts.neuron.names import ModelNames
+from neuron_autoport.hosts.neuron.plan import HostPlan, attention_limit
+from neuron_autoport.hosts.neuron.probe import LayerFacts, base_model, use_experts
+from neuron_autoport.hosts.neuron.recipes import Part, Recipe, Share, whole
+from neuron_autoport.hosts.neuron.rope import check_rope, freeze_rope
+from neuron_autoport.hosts.neuron.sampling import Sampling
+from neuron_autoport.hosts.neuron.share_experts import (
+    is_experts,
+    share_experts,
+    why_whole_experts,
+)
+from neuron_autoport.hosts.neuron.sharing import (
+    rank_heads,
+    share_vocabulary,
+    sum_results,
+    why_whole,
+)
+from neuron_autoport.models.build import meta_model
+from neuron_autoport.models.source import ModelSource
+from neuron_autoport.port import Port
+from neuron_autoport.rewrite.emit import Generated
+from neuron_autoport.rewrite.plan import ClassPlan
+from neuron_autoport.trace.head import Head, UnknownHead, read_head
+
+
+@dataclass(frozen=True, eq=False)
+class Ported:
+    """A model that is to be hosted: its configuration, plan and rewritten classes, and its layers."""
+
+    source: ModelSource
+    port: Port
+    generated: Generated
+    layers: list[LayerFacts]
+
+
+@dataclass(frozen=True)
+class Without:
+    """What the self-test found not to hold, by class name and with the reason.
+
+    any_size: the sizes of the decode kernel do not matter; for trying the form on a small model.
+    """
+
+    decode: dict[str, str] = field(default_factory=dict)
+    sharing: dict[str, str] = field(default_factory=dict)
+    any_size: bool = False
+
+
+class Assembly:
+    """Puts a hosted model together on the meta device."""
+
+    def __init__(
+        self,
+        ported: Ported,
+        ranks: Ranks,
+        dtype: torch.dtype,
+        without: Without,
+        by_expert: bool = False,
+    ) -> None:
+        self.ported, self.ranks, self.dtype, self.without = ported, ranks, dtype, without
+        self.by_expert = by_expert
+        self.recipes: dict[str, Recipe] = {}
+        self.plan, self.call = HostPlan(), Call()
+        self.shared: set[str] = set()
+
+    def make(self, cls: type[Any], neuron_config: Any) -> Any:
+        """An instance of `cls`."""
+        source = self.ported.source
+        head = _head(self.ported.port, source.name)
+        model = meta_model(source, dtype=self.dtype, attn_implementation=NEURON_ATTENTION)
+        use_experts(model)
+        check_rope(model, source.name)
+        names = ModelNames.of(model)
+        base, self.prefix = base_model(model), model.base_model_prefix
+        if base is model:
+            raise refuse(f"{source.name}: the model and its head are one module", source.name)
+        self.install(base)
+        persistent_to_parameters(base)
+        states = [self.attach(base, facts) for facts in self.ported.layers]
+        if self.ranks.size > 1:
+            self.share_all_experts(base)
+            self.sum_shared(base)
+            self.share_embedding(model, base)
+        vocab = self.vocab_head(head, names)
+        for name, _ in base.named_parameters():
+            self.recipes.setdefault(f"model.{name}", whole(f"{self.prefix}.{name}"))
+        loading = Loading(names, self.recipes, self.ranks, lambda: _settle(base, states))
+        sampling = Sampling.of(neuron_config, self.ranks)
+        return cls(
+            Parts(
+                base=base,
+                head=vocab,
+                layers=states,
+                call=self.call,
+                ranks=self.ranks,
+                sampling=sampling,
+                loading=loading,
+                host_plan=self.plan,
+                dtype=self.dtype,
+            )
+        )
+
+    def install(self, base: nn.Module) -> None:
+        """Rewrite every planned module; note which ones the ranks share."""
+        for path, plan in self.ported.port.where.items():
+            rewritten = self.ported.generated.classes.get(plan)
+            if rewritten is None or not path.startswith(f"{self.prefix}."):
+                continue
+            below = path.removeprefix(f"{self.prefix}.")
+            module = base.get_submodule(below)
+            if type(module) is not plan.trace.module_class:
+                continue
+            split = self.split(plan)
+            name = plan.trace.module_class.__name__
+            for phase, function, reason in projection_limits(plan, split):
+                self.plan.add(phase, name, function, reason)
+            if split > 1:
+                self.shared.add(below)
+            places = (f"model.{below}", path)
+            install_sharded(module, plan, rewritten, places, split, self.recipes)
+            if split > 1:
+                self.share_sinks(module, plan, places)
+
+    def split(self, plan: ClassPlan) -> int:
+        """How many ranks share a class: all, or 1."""
+        if self.ranks.size == 1 or not any(s.weights for s in plan.sites):
+            return 1
+        name = plan.trace.module_class.__name__
+        reason = self.without.sharing.get(name) or why_whole(plan, self.ranks.size)
+        if reason is not None:
+            self.plan.replicated[name] = reason
+        return self.ranks.size if reason is None else 1
+
+    def share_sinks(self, module: nn.Module, plan: ClassPlan, places: tuple[str, str]) -> None:
+        """Cut the one logit per head that an attention class gives its interface."""
+        for op in plan.graph.ops:
+            sinks = op.attrs.get("s_aux") if op.name == "attention" else None
+            if sinks is None or sinks.name != "param":
+                continue
+            whole_one = getattr(module, sinks.target)
+            size = whole_one.shape[0] // self.ranks.size
+            cut = torch.empty(size, dtype=whole_one.dtype, device="meta")
+            module.register_parameter(sinks.target, nn.Parameter(cut, requires_grad=False))
+            part = Part(f"{places[1]}.{sinks.target}", share=Share(0, size))
+            self.recipes[f"{places[0]}.{sinks.target}"] = Recipe((part,))
+
+    def share_all_experts(self, base: nn.Module) -> None:
+        """Give each rank some of the experts, or a part of each."""
+        ranks = self.ranks.size
+        for path, module in base.named_modules():
+            if not is_experts(module):
+                continue
+            name = type(module).__name__
+            reason = self.without.sharing.get(name)
+            reason = reason or why_whole_experts(module, ranks, self.by_expert)
+            if reason is not None and self.by_expert:
+                raise refuse(f"expert parallel: {path} ({name}): {reason}", self.ported.source.name)
+            if reason is not None:
+                self.plan.replicated[name] = reason
+                continue
+            call = self.call if self.by_expert else None
+            places = (f"model.{path}", f"{self.prefix}.{path}")
+            share_experts(module, places, ranks, call, self.recipes)
+            self.shared.add(path)
+
+    def sum_shared(self, base: nn.Module) -> None:
+        for below in self.shared:
+            sum_results(base.get_submodule(below), self.ranks)
+
+    def attach(self, base: nn.Module, facts: LayerFacts) -> LayerState:
+        """Give an attention module its state, and its decode form if it has one."""
+        limit = attention_limit(facts)
+        heads, kv_heads = facts.heads, facts.kv_heads
+        if facts.path in self.shared:
+            heads, kv_heads = rank_heads(heads, kv_heads, self.ranks.size)
+        state = LayerState(facts, self.call, limit, heads, kv_heads)
+        module = base.get_submodule(facts.path)
+        setattr(module, STATE, state)
+        self.plan.add("prefill", facts.class_name, "flash_attention", limit)
+        self.plan.add("chunked prefill", facts.class_name, "segmented_attention", limit)
+        reason = self.fuse_decode(module, facts, kv_heads)
+        self.plan.add("decode", facts.class_name, "attention_decode", reason)
+        return state
+
+    def fuse_decode(self, module: nn.Module, facts: LayerFacts, kv_heads: int) -> str | None:
+        """Let decode go to the fused function; the reason if it cannot."""
+        path = f"{self.prefix}.{facts.path}"
+        where, plan = self.ported.port.where, self.ported.port.where.get(path)
+        if plan is None or plan not in self.ported.generated.classes:
+            return "the class is not rewritten"
+        reason = self.without.decode.get(facts.class_name)
+        if reason is None and not (self.without.any_size and facts.softcap is None):
+            hidden = int(self.ported.source.text_config.hidden_size)
+            reason = decode_limit(facts, hidden, kv_heads)
+        if reason is not None:
+            return reason
+        try:
+            form = read_decode_form(plan, lambda child: where.get(f"{path}.{child}"))
+        except NotThis as no:
+            return str(no)
+        with_decode(module, form)
+        return None
+
+    def share_embedding(self, model: Any, base: nn.Module) -> None:
+        """Cut the token embedding by rows, if it is one that looks rows up."""
+        embedding = model.get_input_embeddings()
+        if not isinstance(embedding, nn.Embedding):
+            self.plan.replicated["embedding"] = f"a {type(embedding).__name__} looks nothing up"
+            return
+        path = next(n for n, m in base.named_modules() if m is embedding)
+        rows = share_vocabulary(embedding, self.call, self.ranks)
+        part = Part(f"{self.prefix}.{path}.weight", share=Share(0, rows))
+        self.recipes[f"model.{path}.weight"] = Recipe((part,))
+
+    def vocab_head(self, head: Head, names: ModelNames) -> VocabHead:
+        """This rank's part of the head."""
+        weight = f"{head.module}.weight"
+        vocab, width = names.tensors[weight].shape
+        bias = f"{head.module}.bias" in names.tensors
+        made = VocabHead(head, vocab, width, bias, self.dtype, self.ranks)
+        share = Share(0, made.rows) if self.ranks.size > 1 else None
+        self.recipes["lm_head.weight"] = Recipe((Part(weight, share=share),))
+        if bias:
+            self.recipes["lm_head.bias"] = Recipe((Part(f"{head.module}.bias", share=share),))
+        return made
+
+
+def _head(port: Port, where: str) -> Head:
+    try:
+        return read_head(port.trace)
+    except UnknownHead as error:
+        raise refuse(f"{where}: logits: {error}", where) from None
+
+
+def _settle(base: nn.Module, states: list[LayerState]) -> None:
+    """What follows from weights and buffers, once they have their values."""
+    freeze_rope(base)
+    for state in states:
+        if state.form is not None:
+            settle_norms(base.get_submodule(state.facts.path), state.form)

@@ -1,0 +1,72 @@
+"""Build the hosted model of a configuration: read its layers, prove the port, try it, put it together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig
+
+from neuron_autoport.errors import AutoportError
+from neuron_autoport.hosts.neuron.assembly import Assembly, Ported
+from neuron_autoport.hosts.neuron.engine import current_ranks, model_dtype
+from neuron_autoport.hosts.neuron.errors import NeuronHostError, refuse
+from neuron_autoport.hosts.neuron.options import check_options
+from neuron_autoport.hosts.neuron.out_of_place import out_of_place
+from neuron_autoport.hosts.neuron.probe import LayerFacts, read_layers
+from neuron_autoport.models.source import ModelSource, source_of_config
+from neuron_autoport.nf.dispatch import reference
+from neuron_autoport.pipeline import proved_port
+from neuron_autoport.port import Port
+from neuron_autoport.rewrite.emit import generate
+
+
+def build(cls: type[Any], config: PretrainedConfig, neuron_config: Any = None) -> Any:
+    """The hosted model of a configuration, with every parameter on the meta device.
+
+    Args:
+        cls: made of `Parts`; see `model.NeuronTransformersForCausalLM`.
+        neuron_config: the plugin's; None gives logits and no on-device sampling.
+
+    Raises:
+        NeuronHostError: the model cannot be hosted; by name and reason.
+    """
+    from neuron_autoport.hosts.neuron.selftest import refuse_state, self_test, small_source
+
+    with torch.device("cpu"):  # the runner builds in a meta context; proofs need numbers
+        source = host_source(config)
+        ranks = current_ranks()
+        by_expert = check_options(neuron_config, ranks.size, source.name)
+        small = small_source(source)
+        try:
+            layers = read_layers(source)
+        except NeuronHostError:
+            refuse_state(source, small)  # the better reason, if it is this
+            raise
+        with reference():  # what is proved must not depend on the machine
+            proved = proved_port(source)
+            ported = port_of(source, proved.port, layers)
+            without = self_test(cls, ported, small, ranks.size, by_expert)
+        dtype = model_dtype(config)
+        return Assembly(ported, ranks, dtype, without, by_expert).make(cls, neuron_config)
+
+
+def port_of(source: ModelSource, port: Port, layers: list[LayerFacts]) -> Ported:
+    """A port as it is hosted: without operations in place that the compiler does not take."""
+    port = out_of_place(port)
+    title = f"{type(port.model).__name__} of transformers {transformers.__version__}"
+    return Ported(source, port, generate(port.plans, title), layers)
+
+
+def host_source(config: PretrainedConfig) -> ModelSource:
+    """The model of a configuration, refused if it is of a kind that cannot be hosted."""
+    where = str(config.name_or_path or config.model_type)
+    if config is not config.get_text_config():
+        raise refuse(f"`{config.model_type}` is multimodal; only text models are served", where)
+    if getattr(config, "quantization_config", None) is not None:
+        raise refuse(f"{where}: the checkpoint is quantized; plain weights only", where)
+    try:
+        return source_of_config(config, where)
+    except AutoportError as error:
+        raise refuse(error.what, error.where, error.next_step) from None

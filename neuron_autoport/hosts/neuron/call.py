@@ -1,0 +1,64 @@
+"""What one forward call says to the attention layers, and what each layer keeps.
+
+The attention interface of transformers is called with the attention module and tensors only. Everything
+else reaches it through `LayerState`, a plain object on the attention module, and the `Call` all layers
+share. Both are ordinary Python objects, which torch.compile follows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from neuron_autoport.hosts.neuron.decode_form import DecodeForm
+from neuron_autoport.hosts.neuron.probe import LayerFacts
+
+
+class Call:
+    """The step that is running.
+
+    metadata: the runner's dict per layer name. decode: one or a few tokens for each of several
+    requests, else one request's prefill. positions: [B, S] absolute. rank: 0-dim tensor. masks: of the
+    decode kernel, made once per step.
+    """
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, dict[str, Any]] = {}
+        self.decode = False
+        self.positions: torch.Tensor | None = None
+        self.rank: torch.Tensor | None = None
+        self.masks: dict[Any, torch.Tensor] = {}
+
+    def start(
+        self,
+        metadata: dict[str, dict[str, Any]],
+        decode: bool,
+        positions: torch.Tensor,
+        rank: torch.Tensor | None,
+    ) -> None:
+        """Begin a step."""
+        self.metadata, self.decode = metadata, decode
+        self.positions, self.rank, self.masks = positions, rank, {}
+
+    def end(self) -> None:
+        """Let go of the step's tensors."""
+        self.metadata, self.positions, self.rank, self.masks = {}, None, None, {}
+
+
+class LayerState:
+    """One attention layer's facts and cache.
+
+    torch_only: why no NF attention is used, if so. heads, kv_heads: of this rank. form: how decode goes to
+    the fused function, if it does.
+    """
+
+    def __init__(
+        self, facts: LayerFacts, call: Call, torch_only: str | None, heads: int, kv_heads: int
+    ) -> None:
+        self.facts, self.call, self.torch_only = facts, call, torch_only
+        self.heads, self.kv_heads = heads, kv_heads
+        self.name = facts.path
+        self.form: DecodeForm | None = None
+        self.k_cache: torch.Tensor | None = None
+        self.v_cache: torch.Tensor | None = None

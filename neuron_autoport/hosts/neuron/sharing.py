@@ -1,0 +1,106 @@
+"""Which classes the tensor-parallel ranks share, and the modules that put the ranks' parts together.
+
+A class is shared when its products are column- (or head-) parallel up to one row-parallel product whose
+result is all it returns; that result is then summed over the ranks. Every other class is kept whole on
+each rank. Whether a shared class still computes the same is tried on the small model (`selftest`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from neuron_autoport.hosts.neuron.call import Call
+from neuron_autoport.hosts.neuron.engine import Ranks
+from neuron_autoport.rewrite.plan import ClassPlan
+
+
+def why_whole(plan: ClassPlan, ranks: int) -> str | None:
+    """Why the ranks cannot share a class; None if they can."""
+    weights = [w for site in plan.sites for w in site.weights]
+    rows = [w for w in weights if w.shard == "row"]
+    inner = [w for w in weights if w.shard in ("heads", "column")]
+    if len(rows) != 1 or not inner or len(rows) + len(inner) != len(weights):
+        return "its products are not column-parallel up to one row-parallel product"
+    if len(plan.graph.outputs) != 1 or not _is_result(plan, rows[0].parts[0].module):
+        return "something stands after the row-parallel product"
+    for weight in inner:
+        if weight.shard == "column" and any(s % ranks for s in weight.sizes):
+            return f"{weight.name}: {weight.sizes} columns do not divide by {ranks} ranks"
+        if weight.shard == "heads" and (reason := _heads(weight.sizes, weight.head_dim, ranks)):
+            return reason
+    if rows[0].in_features % ranks:
+        return f"{rows[0].name}: {rows[0].in_features} rows do not divide by {ranks} ranks"
+    return None
+
+
+def _heads(sizes: tuple[int, ...], head: int | None, ranks: int) -> str | None:
+    if not head or any(s % head for s in sizes) or sizes[1] != sizes[2]:
+        return f"{sizes} are no whole heads"
+    heads, kv_heads = sizes[0] // head, sizes[1] // head
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        return f"{heads} query and {kv_heads} key/value heads cannot be shared by {ranks} ranks"
+    return None
+
+
+def _is_result(plan: ClassPlan, path: str) -> bool:
+    op = plan.graph.outputs[0]
+    while op.name in ("view", "cast"):
+        op = op.inputs[0]
+    return op.name == "module" and op.target == path
+
+
+def rank_heads(heads: int, kv_heads: int, ranks: int) -> tuple[int, int]:
+    """Query and key/value heads of one rank."""
+    return heads // ranks, max(kv_heads // ranks, 1)
+
+
+def sum_results(module: nn.Module, ranks: Ranks) -> None:
+    """Sum what a shared module returns over the ranks."""
+    cls = type(module)
+    object.__setattr__(module, "neuron_ranks", ranks)
+    module.__class__ = type(cls.__name__, (_Summed, cls), {"__module__": cls.__module__})
+
+
+class _Summed:
+    """Comes before a shared class: its one tensor is a part of the sum."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        ranks: Ranks = self.neuron_ranks  # type: ignore[attr-defined]
+        return pytree.tree_map_only(torch.Tensor, ranks.all_reduce, result)
+
+
+def share_vocabulary(embedding: nn.Embedding, call: Call, ranks: Ranks) -> int:
+    """Keep this rank's rows of an embedding on the meta device; returns how many.
+
+    The class's own forward runs on the rank's ids; rows of other ranks are zero and the ranks' results
+    are summed. So a forward that scales what it looks up stays right.
+    """
+    rows = -(-embedding.num_embeddings // ranks.size)
+    width = embedding.weight.shape[1]
+    embedding.weight = nn.Parameter(
+        torch.empty(rows, width, dtype=embedding.weight.dtype, device="meta"), requires_grad=False
+    )
+    cls = type(embedding)
+    object.__setattr__(embedding, "neuron_share", (call, ranks, rows))
+    embedding.padding_idx = None  # of the whole vocabulary; it has no part in a forward
+    embedding.__class__ = type(cls.__name__, (_Looked, cls), {"__module__": cls.__module__})
+    return rows
+
+
+class _Looked:
+    """Comes before an embedding class of which each rank has some rows."""
+
+    def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        call, ranks, rows = self.neuron_share  # type: ignore[attr-defined]
+        local = ids - call.rank * rows
+        own = (local >= 0) & (local < rows)
+        found = super().forward(torch.where(own, local, torch.zeros_like(local)), *args, **kwargs)  # type: ignore[misc]
+        summed: Tensor = ranks.all_reduce(
+            torch.where(own[..., None], found, torch.zeros_like(found))
+        )
+        return summed
