@@ -5,7 +5,7 @@ MODEL ?= smollm2-135m
 VENV := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo-model demo lint format types test test-fast test-serve clean
+.PHONY: help setup demo-model demo lint format types test test-fast test-serve coverage drift clean
 
 help: ## list the commands
 	@echo "neuron-autoport: make COMMAND [MODEL=smollm2-135m|gemma3-270m|FOLDER]"
@@ -32,8 +32,8 @@ format: setup ## bring the code into the common format
 types: setup
 	$(VENV)/mypy neuron_autoport tools benchmarks
 
-test-fast: setup ## only the tests that start no vLLM
-	OMP_NUM_THREADS=1 $(VENV)/pytest -m "not serve"
+test-fast: setup ## only the tests that start no vLLM, in two processes
+	OMP_NUM_THREADS=1 $(VENV)/pytest -m "not serve" -n 2 --dist loadfile
 
 # pytest ends with 5 when no test was selected.
 test-serve: setup ## only the tests that serve through vLLM
@@ -46,6 +46,12 @@ test: setup ## lint, check types, run all tests (the fast ones first)
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory test-fast
 	@$(MAKE) --no-print-directory test-serve
+
+coverage: setup ## port and prove all 134 model types, beside what vLLM fuses (some minutes)
+	OMP_NUM_THREADS=1 $(VENV)/python -m benchmarks.coverage
+
+drift: setup ## the same on three transformers versions, held to what is kept of each (half an hour at most)
+	OMP_NUM_THREADS=1 $(VENV)/python -m benchmarks.drift
 
 clean: ## remove .venv and what builds and tests leave behind
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,14 +21,17 @@ from transformers import PretrainedConfig
 
 from neuron_autoport import __version__
 from neuron_autoport.cache import cache_folder
+from neuron_autoport.errors import RuleError
+from neuron_autoport.kernels import outside
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.port import Port, port_model, replan
 from neuron_autoport.prove.compare import Comparison
 from neuron_autoport.prove.model import Dropped, Proof, Prover
 from neuron_autoport.prove.modules import ModuleProof
 from neuron_autoport.rewrite.emit import Generated, generate
-from neuron_autoport.rules.library import load_rules, rules_digest, user_folders
+from neuron_autoport.rules.library import rules_digest
 from neuron_autoport.rules.rule import Rule
+from neuron_autoport.rules.sources import load_library
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +50,23 @@ def proved_port(
     rules: Iterable[Rule] | None = None,
     *,
     use_cache: bool = True,
+    without: frozenset[str] = frozenset(),
 ) -> ProvedPort:
     """Plan a model and prove the plan; what fails its proof is left out and named.
 
     Args:
         source: the model, or its configuration; not changed.
-        rules: the library; None for the built-in and those of `AUTOPORT_RULES`.
+        rules: the library; None for all that apply here (`rules/sources.py`).
+        without: rules not to use, as `Class:rule` or `rule`, beside those of `AUTOPORT_WITHOUT`.
 
     Raises:
         ModelError: the model cannot be built from its configuration.
     """
     started = time.perf_counter()
-    library = tuple(rules) if rules is not None else load_rules(user_folders())
+    library = tuple(rules) if rules is not None else load_library()
     port = port_model(source, library)
+    off = expand_without(port, without | switched_off())
+    port = replan(port, library, off) if off else port
     title = f"{type(port.model).__name__} of transformers {transformers.__version__}"
     made = generate(port.plans, title)
     key = _key(source, library, made)
@@ -69,7 +76,7 @@ def proved_port(
     dropped: list[Dropped] = []
     while True:
         if proof is None:
-            prover = prover or Prover(source, library)
+            prover = prover or Prover(source, library, off)
             proof = prover.prove(port)
             dropped += [d for d in proof.dropped if d not in dropped]
             proof = replace(proof, dropped=tuple(dropped))
@@ -83,6 +90,33 @@ def proved_port(
     return ProvedPort(port, made, proof, time.perf_counter() - started, cached)
 
 
+def switched_off() -> frozenset[str]:
+    """Rules that the environment variable `AUTOPORT_WITHOUT` switches off, separated by commas.
+
+    The way for processes that take no `--without` option, such as `vllm serve`.
+    """
+    listed = os.environ.get("AUTOPORT_WITHOUT", "")
+    return frozenset(part.strip() for part in listed.split(",") if part.strip())
+
+
+def expand_without(port: Port, names: frozenset[str]) -> frozenset[str]:
+    """`Class:rule` pairs that `names` mean: a bare rule name is that rule in every class.
+
+    Raises:
+        RuleError: a name that no site of the port has.
+    """
+    pairs = {f"{p.trace.module_class.__name__}:{s.rule.name}" for p in port.plans for s in p.sites}
+    found: set[str] = set()
+    for name in names:
+        meant = {p for p in pairs if name in (p, p.partition(":")[2])}
+        if not meant:
+            known = ", ".join(sorted(pairs)) or "none"
+            what = f"`{name}` is no rule used in this model, so it cannot be switched off"
+            raise RuleError(what, None, f"one of: {known}")
+        found |= meant
+    return frozenset(found)
+
+
 def _key(source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...], made: Generated) -> str:
     digest = hashlib.sha256()
     config = source.config if isinstance(source, ModelSource) else source
@@ -91,6 +125,7 @@ def _key(source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...], made: 
         torch.__version__,
         transformers.__version__,
         rules_digest(rules),
+        outside.digest(),  # kernels of the user's own
         made.text,
     ]
     parts.append(config.to_json_string(use_diff=False))

@@ -17,8 +17,18 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from neuron_autoport import __version__
+from neuron_autoport.cli.diff import EPILOG as DIFF_EPILOG
+from neuron_autoport.cli.diff import diff_command
+from neuron_autoport.cli.doctor import EPILOG as DOCTOR_EPILOG
+from neuron_autoport.cli.doctor import doctor_command
+from neuron_autoport.cli.explain import EPILOG as EXPLAIN_EPILOG
+from neuron_autoport.cli.explain import explain_command
 from neuron_autoport.cli.inspect import EPILOG, inspect_command
+from neuron_autoport.cli.kernels import EPILOG as KERNELS_EPILOG
+from neuron_autoport.cli.kernels import kernels_command
 from neuron_autoport.cli.rules import rules_app
+from neuron_autoport.cli.validate import EPILOG as VALIDATE_EPILOG
+from neuron_autoport.cli.validate import validate_command
 from neuron_autoport.errors import AutoportError
 
 
@@ -54,7 +64,12 @@ app = typer.Typer(
     epilog="A first look: [bold]autoport inspect llama[/bold]",
 )
 app.command("inspect", epilog=EPILOG)(inspect_command)
+app.command("validate", epilog=VALIDATE_EPILOG)(validate_command)
 app.add_typer(rules_app, name="rules")
+app.command("kernels", epilog=KERNELS_EPILOG)(kernels_command)
+app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
+app.command("diff", epilog=DIFF_EPILOG)(diff_command)
+app.command("doctor", epilog=DOCTOR_EPILOG)(doctor_command)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,15 +1,17 @@
-"""`autoport rules`: list the rule library, show one rule's file, run the examples of rules."""
+"""`autoport rules`: list the rule library, show one rule's file, run the examples of rules, write a new one."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuron_autoport.cli.rules_new import NEW_EPILOG, new_command
 from neuron_autoport.errors import RuleError
 
 if TYPE_CHECKING:
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 
 rules_app = typer.Typer(
     no_args_is_help=True,
-    help="The rule library: list it, show a rule, run the examples of rules.",
+    help="The rule library: list it, show a rule, run the examples of rules, write a new one.",
 )
+rules_app.command("new", epilog=NEW_EPILOG)(new_command)
 
 Folders = Annotated[
     list[Path] | None,
@@ -40,16 +43,22 @@ def list_command(
         bool, typer.Option("--json", help="Print the list as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """List all rules: name, role, what they match, the function they call, their file."""
-    from neuron_autoport.rules.library import is_builtin, load_rules
+    """List all rules: name, role, what they match, the function they call, where they come from, their file.
 
-    found = load_rules(rules or [])
+    Rules are built in, or come from installed packages, the nearest pyproject.toml, AUTOPORT_RULES, or --rules; of
+    one name the last of these counts.
+    """
+    from neuron_autoport.rules.library import is_builtin
+    from neuron_autoport.rules.sources import load_library, origin_of, replaces_builtin
+
+    found = load_library(rules or [])
     if not as_json:
         _print_table(found)
         return
     rows = [
         {"name": r.name, "role": r.role, "summary": r.summary, "call": r.call,
-         "file": str(r.path), "builtin": is_builtin(r),
+         "file": str(r.path), "builtin": is_builtin(r), "origin": origin_of(r),
+         "replaces_builtin": replaces_builtin(r),
          "matches": len(r.examples), "rejects": len(r.rejects)}
         for r in found
     ]  # fmt: skip
@@ -63,14 +72,15 @@ def show_command(
 ) -> None:
     """Print the file of a rule as it is written, below a comment with its path."""
     from neuron_autoport.rules.check import near
-    from neuron_autoport.rules.library import load_rules
+    from neuron_autoport.rules.sources import load_library, origin_of
 
-    found = {r.name: r for r in load_rules(rules or [])}
+    found = {r.name: r for r in load_library(rules or [])}
     if name not in found:
         raise RuleError(
             f"there is no rule `{name}`{near(name, found)}", None, "autoport rules list"
         )
-    typer.echo(f"# {found[name].path}")
+    origin = origin_of(found[name])
+    typer.echo(f"# {found[name].path}" + ("" if origin == "built in" else f" ({origin})"))
     typer.echo(found[name].text.rstrip("\n"))
 
 
@@ -105,15 +115,18 @@ def test_command(
     from rich.console import Console
 
     from neuron_autoport.rules.examples import check_trusted, run_rule
-    from neuron_autoport.rules.library import load_rules, rules_at
+    from neuron_autoport.rules.library import rules_at
+    from neuron_autoport.rules.sources import load_library
 
-    library = load_rules(rules or [])
+    library = load_library(rules or [])
     chosen = library if path is None else rules_at(path)
-    check_trusted(chosen, trust_remote_code)
+    words = [str(path)] if path is not None else []
+    words += [word for folder in rules or [] for word in ("--rules", str(folder))]
+    check_trusted(chosen, trust_remote_code, shlex.join(("autoport", "rules", "test", *words)))
     console = Console(highlight=False)
     outcomes = []
     for rule in chosen:
-        for outcome in run_rule(rule):
+        for outcome in run_rule(rule, (*chosen, *library)):
             _print_outcome(outcome, console)
             outcomes.append(outcome)
     _print_count(chosen, outcomes, console)
@@ -122,9 +135,11 @@ def test_command(
 
 def _print_table(rules: tuple[Rule, ...]) -> None:
     """Two lines a rule: name, role, call and file in columns; below them what it matches."""
-    head = ("name", "role", "call", "file")
-    rows = [(r.name, r.role, r.call, _short(r.path)) for r in rules]
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(3)]
+    from neuron_autoport.rules.sources import origin_of
+
+    head = ("name", "role", "call", "from", "file")
+    rows = [(r.name, r.role, r.call, _short_origin(origin_of(r)), _short(r.path)) for r in rules]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(4)]
     typer.echo(typer.style(_columns(head, widths), bold=True))
     for rule, row in zip(rules, rows, strict=True):
         typer.echo(_columns(row, widths))
@@ -132,7 +147,12 @@ def _print_table(rules: tuple[Rule, ...]) -> None:
 
 
 def _columns(row: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join([*(c.ljust(w) for c, w in zip(row[:3], widths, strict=True)), row[3]])
+    return "  ".join([*(c.ljust(w) for c, w in zip(row[:4], widths, strict=True)), row[4]])
+
+
+def _short_origin(origin: str) -> str:
+    """A pyproject.toml without its folder: the rule's file tells where that is."""
+    return Path(origin).name if origin.endswith("pyproject.toml") else origin
 
 
 def _short(path: Path) -> str:

@@ -29,6 +29,7 @@ def meta_model(
     *,
     dtype: torch.dtype = torch.bfloat16,
     attn_implementation: str | None = None,
+    one_dtype: bool = False,
 ) -> PreTrainedModel:
     """The causal language model of `source`, every tensor on the meta device, in eval mode.
 
@@ -37,12 +38,16 @@ def meta_model(
         dtype: dtype of parameters, as if a checkpoint had been loaded in it.
         attn_implementation: as in transformers ("eager", "sdpa", ...); None keeps transformers'
         choice.
+        one_dtype: also what loading would keep in float32 is in `dtype`.
 
     Raises:
         ModelError: the configuration does not build; names the fields that are the likely reason.
     """
     with torch.device("meta"):
-        return _from_config(source, dtype, attn_implementation)
+        model = _from_config(source, dtype, attn_implementation)
+    if not one_dtype:
+        _keep_in_fp32(model, dtype)
+    return model
 
 
 def real_model(
@@ -62,6 +67,7 @@ def real_model(
     with torch.random.fork_rng(devices=[]), _filled_empty(), torch.device("cpu"):
         torch.manual_seed(seed)
         model = _from_config(source, dtype, attn_implementation)
+        _keep_in_fp32(model, dtype)
         adversarial_(model, seed)
     return model
 
@@ -86,7 +92,6 @@ def _from_config(
         raise build_failed(err, what=f"The model of `{name}`", where=name, config=config) from err
     finally:
         torch.set_default_dtype(default_dtype)
-    _keep_in_fp32(model, dtype)
     return model.eval()
 
 

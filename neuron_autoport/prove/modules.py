@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,21 @@ def prove_module(
         module: the original with real float32 weights; not changed.
         calls: arguments to call it with, float32.
     """
-    name = type(module).__name__
-    try:
+
+    def rewrite() -> nn.Module:
         new = copy.deepcopy(module)
         install(new, plan, rewritten)
+        return new
+
+    return prove_rewritten(path, type(module).__name__, module, rewrite, calls)
+
+
+def prove_rewritten(
+    path: str, name: str, module: nn.Module, rewrite: Callable[[], nn.Module], calls: list[Call]
+) -> ModuleProof:
+    """Compare `module` with what `rewrite` makes of it; `path` and `name` are for the report."""
+    try:
+        new = rewrite()
         fp32 = _compare_in(module, new, [*calls, *(_small(c) for c in calls)], torch.float32)
         bf16 = _compare_in(module, new, calls, torch.bfloat16)
     except RUN_ERRORS as error:

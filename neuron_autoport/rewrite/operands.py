@@ -25,7 +25,8 @@ class OperandText:
 
     def expression_of(self, op: Op) -> cst.BaseExpression | None:
         """The expression that stands for `op` where the match first reads it."""
-        for user in sorted(op.users, key=lambda u: u.index):
+        readers = [u for user in op.users for u in (user, *user.absorbed) if op in u.inputs]
+        for user in sorted(readers, key=lambda u: u.index):
             if user in self.interior and user.spans:
                 found = self.in_forward(user, op)
                 if found is not None:

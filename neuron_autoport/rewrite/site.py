@@ -181,7 +181,11 @@ def _head_dim(match: Match, shard: str) -> int | None:
     if shard != "heads":
         return None
     attention = next(
-        (found for v in match.values.values() if isinstance(v, Op) and (found := attention_operands(v))),
+        (
+            found
+            for v in match.values.values()
+            if isinstance(v, Op) and (found := attention_operands(v))
+        ),
         None,
     )
     return attention[0].shape[-1] if attention is not None else None

@@ -117,7 +117,10 @@ class _Code:
                 yield from self.check(base)
         else:
             yield "call a function of NF or NK, or a method of a value", node
+        named = [k.arg for k in node.keywords if k.arg is not None]
         for keyword in node.keywords:
+            if keyword.arg is not None and named.count(keyword.arg) > 1:
+                yield f"`{keyword.arg}` is given twice", keyword
             if keyword.arg is not None:
                 yield from self.check(keyword.value)
             elif not (isinstance(keyword.value, ast.Name) and keyword.value.id in self.roles):

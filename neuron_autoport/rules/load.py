@@ -126,6 +126,9 @@ class _Reader(CodeReader):
             both = "`replace` or `refuse`: one of them"
             said = f"{both}, not both" if "replace" in self.data else f"{both} is missing"
             self.fault(said, f"{self.path}:1:1")
+        if self.data.get("refuse") == "":
+            place = self.places.of_value(self.data, "refuse")
+            self.fault("`refuse` says why the target has no function for it", place)
         name = self.data.get("rule")
         if isinstance(name, str) and not re.fullmatch(r"[A-Za-z]\w*", name):
             place = self.places.of_value(self.data, "rule")

@@ -226,7 +226,9 @@ class Values:
         if _no_linear_between(value, match.values.get(pattern.name)):
             yield match.take(steps=1)
         else:
-            self.miss(match, f"is not computed from `{pattern.name}`, or by way of a product", value)
+            self.miss(
+                match, f"is not computed from `{pattern.name}`, or by way of a product", value
+            )
 
     def after(self, pattern: After, value: Any, match: Match) -> Iterator[Match]:
         source = match.values.get(pattern.name)

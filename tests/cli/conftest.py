@@ -12,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from neuron_autoport.cli.app import app
+from neuron_autoport.rules import library, sources
+from neuron_autoport.rules.library import load_rules
 
 # Every size is spelled out: numbers in the tests are worked out by hand from these.
 SMALL = {
@@ -55,6 +57,25 @@ def run() -> Run:
         return Ran(result.stdout, result.stderr, result.exit_code)
 
     return invoke
+
+
+# What the numbers worked out by hand in the tests of reports rest on, however the library grows.
+FEW = (
+    "gated_mlp", "gated_mlp_packed", "o_proj", "qkv_proj", "qkv_proj_packed", "rms_norm",
+    "rms_norm_fp32_weight", "rms_norm_weightless", "rms_norm_zero_centered",
+)  # fmt: skip
+
+
+@pytest.fixture
+def few_rules(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For one test the built-in rules are these few, copied to a folder of their own."""
+    folder = tmp_path_factory.mktemp("patterns")
+    for rule in load_rules():
+        if rule.name in FEW:
+            (folder / f"{rule.name}.yaml").write_text(rule.text, encoding="utf-8")
+    for module in (library, sources):
+        monkeypatch.setattr(module, "builtin_folder", lambda: folder)
+    return folder
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.cli.conftest import Run
 
 Folder = Callable[..., str]
 
+pytestmark = pytest.mark.usefixtures("few_rules")
 # arguments, exit code, and words that stderr must have
 MISTAKES = {
     "unknown model": (["inspect", "qwen33"], 2, ["qwen33", "try:", "qwen3"]),

@@ -13,6 +13,7 @@ from neuron_autoport.report.schema import Report, json_schema
 from tests.cli.conftest import Run
 
 Folder = Callable[..., str]
+pytestmark = pytest.mark.usefixtures("few_rules")
 DOCS = Path(__file__).parents[2] / "docs" / "inspect-json.md"
 
 

@@ -11,14 +11,6 @@ from neuron_autoport.rules.library import builtin_folder, load_rules
 from tests.cli.conftest import Run
 from tests.rules.test_examples import FUSED, GATED, OTHER, WRONG, gated, line_of
 
-LISTED = """\
-name                    role       call         file
-gated_mlp               gated_mlp  NF.mlp       patterns/mlp/gated_mlp.yaml
-    act(gate(x)) * up(x), projected down
-gated_mlp_packed        gated_mlp  NF.mlp       patterns/mlp/gated_mlp_packed.yaml
-    a packed gate and up projection, cut in two; act(gate) * up, projected down
-"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -34,14 +26,50 @@ def write(folder: Path, text: str, name: str = "mine") -> str:
     return str(path)
 
 
+def columns(line: str) -> list[str]:
+    """The cells of a line of the list: two spaces at least stand between them."""
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
 def test_list(run: Run, folder: Path) -> None:
     ran = run("rules", "list")
-    assert (ran.code, ran.err) == (0, "") and ran.out.startswith(LISTED)
+    assert (ran.code, ran.err) == (0, "")
+    head, *lines = ran.out.splitlines()
+    assert columns(head) == ["name", "role", "call", "from", "file"]
+    first, second = zip(*[iter(lines)] * 2, strict=True).__next__()
+    rule = load_rules()[0]
+    assert columns(first)[0] == rule.name and second == f"    {rule.summary}"
+    gated = lines.index("    act(gate(x)) * up(x), projected down") - 1
+    assert columns(lines[gated]) == [
+        "gated_mlp", "gated_mlp", "NF.mlp", "built in", "patterns/mlp/gated_mlp.yaml",
+    ]  # fmt: skip
     write(folder, GATED)
     more = run("rules", "list", "--rules", str(folder))
     assert len(more.out.splitlines()) == len(ran.out.splitlines()) + 2
     (line,) = [x for x in more.out.splitlines() if x.startswith("mine ")]
-    assert line.split() == ["mine", "mine", "NF.mlp", str(folder / "mine.yaml")]
+    assert columns(line) == ["mine", "mine", "NF.mlp", "--rules", str(folder / "mine.yaml")]
+
+
+def test_list_of_rules_of_a_project(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules of the working folder's pyproject.toml count in every command, and are told apart."""
+    write(folder, gated([FUSED]), "gated_mlp")
+    (folder / "pyproject.toml").write_text('[tool.autoport]\nrules = ["."]\n', encoding="utf-8")
+    monkeypatch.chdir(folder)
+    lines = run("rules", "list").out.splitlines()
+    (line,) = [x for x in lines if x.startswith("gated_mlp ")]
+    assert columns(line)[3:] == ["pyproject.toml", "gated_mlp.yaml"]
+    shown = run("rules", "show", "gated_mlp").out
+    assert shown.startswith(
+        f"# gated_mlp.yaml ({folder / 'pyproject.toml'})\n"
+    ) or shown.startswith(f"# {folder / 'gated_mlp.yaml'} ({folder / 'pyproject.toml'})\n")
+    tested = run("rules", "test")
+    assert tested.code == 2 and "autoport rules test --trust-remote-code" in tested.err
+    report = json.loads(run("inspect", "llama", "--json").out)
+    (rule,) = [r for r in report["rules"] if r["name"] == "gated_mlp"]
+    assert rule["origin"] == str(folder / "pyproject.toml") and rule["replaces_builtin"]
+    assert rule["sites"] == 32
 
 
 def test_list_json(run: Run, folder: Path) -> None:
@@ -53,7 +81,7 @@ def test_list_json(run: Run, folder: Path) -> None:
     assert rows["gated_mlp"] == {
         "name": "gated_mlp", "role": "gated_mlp", "summary": "act(gate(x)) * up(x), projected down",
         "call": "NF.mlp", "file": str(folder / "gated_mlp.yaml"), "builtin": False,
-        "matches": 1, "rejects": 1,
+        "origin": "--rules", "replaces_builtin": True, "matches": 1, "rejects": 1,
     }  # fmt: skip
     assert rows["o_proj"]["builtin"] and rows["o_proj"]["matches"] >= 2
 
@@ -64,7 +92,7 @@ def test_show(run: Run, folder: Path) -> None:
     assert (ran.code, ran.out) == (0, f"# {path}\n{path.read_text(encoding='utf-8')}")
     mine = write(folder, GATED)
     assert run("rules", "show", "mine", "--rules", str(folder)).out.startswith(
-        f"# {mine}\nrule: mine\n"
+        f"# {mine} (--rules)\nrule: mine\n"
     )
 
 
@@ -128,7 +156,8 @@ def test_code_of_others_runs_only_when_asked(run: Run, folder: Path, tmp_path: P
     for arguments in (["test", path], ["test", "--rules", str(folder)]):
         ran = run("rules", *arguments)
         assert (ran.code, ran.out) == (2, "")
-        assert "--trust-remote-code" in ran.err and path in ran.err
+        words = " ".join(arguments)
+        assert f"autoport rules {words} --trust-remote-code" in ran.err and path in ran.err
     run("rules", "list", "--rules", str(folder))
     run("rules", "show", "mine", "--rules", str(folder))
     assert run("inspect", "gpt2", "--rules", str(folder)).code == 0

@@ -71,8 +71,7 @@ def ported(model_type: str, **fields: object) -> Port:
 def test_full_width_query_norms(model_type: str) -> None:
     """The norm reads what the projection gives, all heads in one row, and is fused as that."""
     port = port_model(default_config(model_type), load_rules())
-    norm = port.where["model.layers.0.self_attn.q_norm"]
-    (site,) = norm.sites
+    (site,) = port.where["model.layers.0.self_attn.q_norm"].sites
     query = port.model.get_submodule("model.layers.0.self_attn.q_proj").out_features
     assert site.match.values["x"].shape[-1] == query
     assert not any("qk_norm" in name for name in named(port.where["model.layers.0.self_attn"]))

@@ -32,7 +32,8 @@ class Layer:
     """One vLLM layer that stands for fused weights of a module.
 
     name: where it is put. weights: those it serves, in the order of its outputs. kind: qkv, merged, row,
-    replicate, or stacked: several outputs on every rank. sources: checkpoint modules with their shard ids; empty if the name is the checkpoint's.
+    replicate, or stacked: several outputs on every rank. sources: checkpoint modules with their shard
+    ids; empty if the name is the checkpoint's.
     """
 
     name: str

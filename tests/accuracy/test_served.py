@@ -1,0 +1,130 @@
+"""The served model at level 2, and level 1's servers: on a tiny model in vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from neuron_autoport.accuracy.candidate import Builder
+from neuron_autoport.accuracy.explain import Asked
+from neuron_autoport.accuracy.hf_server import reference_server
+from neuron_autoport.accuracy.level2 import References
+from neuron_autoport.accuracy.prompts import Prompt
+from neuron_autoport.accuracy.served import Asking, ask_engine, cause, dense, judge_served
+from neuron_autoport.accuracy.tasks import compare_tasks, run_lm_eval
+from neuron_autoport.accuracy.weights import load_weights
+from neuron_autoport.models.source import load_model_config
+from tests.helpers import small_config
+
+IDS = [(5, 9, 17), tuple(range(3, 45)), (60, 61, 60, 61, 60)]
+
+
+def test_missing_logits_are_nan() -> None:
+    found = {"ids": [torch.tensor([2, 0])], "logits": [torch.tensor([1.5, -1.0])]}
+    assert dense(found, 4)[0, [0, 2]].tolist() == [-1.0, 1.5]
+    assert torch.isnan(dense(found, 4)[0, [1, 3]]).all()
+
+
+def test_the_cause_of_a_failing_engine() -> None:
+    log = "INFO start\nValueError: the real cause\nRuntimeError: See root cause above\nend\n"
+    assert cause(log) == "ValueError: the real cause"
+    assert cause("a\nb\n") == "a; b"
+
+
+def test_the_reference_server_against_transformers() -> None:
+    """Log probabilities by the API are those of the model, also for prompts of different lengths."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(small_config("llama")).eval()
+    body = {"prompt": [list(p) for p in IDS], "echo": True, "logprobs": 1, "max_tokens": 1}
+    with reference_server(model, None) as url:
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            choices = json.load(answer)["choices"]
+    for ids, choice in zip(IDS, choices, strict=True):
+        with torch.no_grad():
+            table = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        found = choice["logprobs"]
+        expected = [float(table[i, t]) for i, t in enumerate(ids[1:])]
+        assert found["token_logprobs"][1:-1] == pytest.approx(expected, abs=1e-5)
+        assert found["token_logprobs"][-1] == pytest.approx(float(table[-1].max()), abs=1e-5)
+        best = [max(t.values()) for t in found["top_logprobs"][1:]]
+        assert best == pytest.approx(table.max(-1).values.tolist(), abs=1e-5)
+
+
+def test_tasks_are_paired_by_document() -> None:
+    right = {str(i): 1.0 for i in range(100)}
+    wrong = {**right, **{str(i): 0.0 for i in range(12)}}
+    (same,) = compare_tasks({"t": {"acc": right}}, {"t": {"acc": right}}, 0.05)
+    assert same.passed and same.documents == 100 and same.difference == 0.0
+    (worse,) = compare_tasks({"t": {"acc": wrong}}, {"t": {"acc": right}}, 0.05)
+    assert not worse.passed and worse.verdict == "worse" and worse.ported == 0.88
+    (fewer,) = compare_tasks(
+        {"t": {"acc": dict(list(right.items())[:9])}}, {"t": {"acc": right}}, 0.05
+    )
+    assert fewer.documents == 9 and not fewer.passed
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")
+def test_lm_eval_on_a_local_folder(tmp_path: Path) -> None:
+    """Offline, data beside the task file; the answers are those of the model's own log probabilities."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "<s>": 1, **{f"w{i}": i for i in range(2, 96)}}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="<s>")
+    tokenizer.save_pretrained(tmp_path / "model")
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    rows = [
+        {"q": f"w{i} w{i + 1}", "c": [f"w{i + 2}", f"w{90 - i}"], "a": i % 2} for i in range(5, 11)
+    ]
+    (tasks / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tasks / "t.yaml").write_text(
+        "task: two\ndataset_path: json\ndataset_kwargs: {data_files: {test: data.jsonl}}\n"
+        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{q}}"\n'
+        'doc_to_choice: "{{c}}"\ndoc_to_target: "{{a}}"\nmetric_list: [{metric: acc}]\n'
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(small_config("llama")).eval()
+    with reference_server(model, tokenizer) as url:
+        found = run_lm_eval(url, str(tmp_path / "model"), tasks, None)
+    for number, row in enumerate(rows):
+        ids = torch.tensor([[words[w] for w in row["q"].split()]])
+        with torch.no_grad():
+            scores = model(ids).logits[0, -1]
+        choice = int(scores[words[row["c"][1]]] > scores[words[row["c"][0]]])
+        assert found["two"]["acc"][str(number)] == float(choice == row["a"])
+
+
+@pytest.mark.serve
+def test_the_engine_passes_and_another_model_does_not(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    from tests.hosts.vllm.serving import make_model
+
+    source = load_model_config(str(make_model("llama", tmp_path)))
+    prompts = [Prompt(str(i), ids) for i, ids in enumerate(IDS)]
+    asking = Asking("neuron-transformers", "float32", steps=4, budget=16)
+    answers = ask_engine(source, prompts, asking)
+    assert set(answers) == {"one by one", "all at once"}
+    for results in answers.values():
+        for prompt, found in zip(prompts, results, strict=True):
+            assert tuple(found["tokens"][: len(prompt.ids)]) == prompt.ids
+            assert len(found["tokens"]) == len(prompt.ids) + 4 == len(found["ids"]) + 1
+    references = References.of(Builder(load_weights(source), torch.float32))
+    level2, failures = judge_served(references, prompts, answers, asking, Asked("m"))
+    assert level2.passed and not failures, [m.why for m in level2.modes]
+    assert all(m.agreement == 1.0 for m in level2.modes)
+    other = References.of(Builder(load_weights(source), torch.float32))
+    with torch.no_grad():
+        for model in (other.truth, other.low):
+            model.model.layers[1].mlp.down_proj.weight.mul_(1.1)
+    level2, failures = judge_served(other, prompts, answers, asking, Asked("m"))
+    assert not level2.passed and len(failures) == 2
