@@ -26,8 +26,10 @@ import torch
 from torch import nn
 
 from benchmarks.architectures import TYPES, default_config
+from neuron_autoport.hosts.vllm.moe_limits import refusal
 from neuron_autoport.port import Port, port_model
 from neuron_autoport.rules.library import load_rules
+from neuron_autoport.trace.moe import read_blocks
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,15 @@ def _quiet() -> Iterator[None]:
 
 
 def our_modules(port: Port) -> list[frozenset[str]]:
-    """For each of our sites the paths it replaces: its own module's, and its child modules'."""
-    sites = []
+    """For each of our sites the paths it replaces: its own module's, and its child modules'.
+
+    A block of experts counts if our vLLM host runs them in vLLM's layer, whatever the engine.
+    """
+    sites = [
+        frozenset({path, f"{path}.{facts.experts_path}" if path else facts.experts_path})
+        for path, facts in read_blocks(port.trace).items()
+        if refusal(facts, cpu=False) is None
+    ]
     for path, plan in port.where.items():
         for site in plan.sites:
             inner = {str(op.target) for op in site.match.interior if op.name == "module"}

@@ -145,6 +145,18 @@ def graph_of(source: str) -> OpGraph:
     return canonical_graph(trace)
 
 
+# Rules that no other rule stands in for when one of them is refused: what such tests are about stays plain.
+FEW = frozenset(
+    {"gated_mlp", "gated_mlp_packed", "o_proj", "qkv_proj", "qkv_proj_packed", "rms_norm",
+     "rms_norm_fp32_weight", "rms_norm_weightless", "rms_norm_zero_centered"}
+)  # fmt: skip
+
+
+def few(rules: Iterable[Rule] | None = None) -> tuple[Rule, ...]:
+    """Those of the rules, else of the built-in ones, that are in `FEW`."""
+    return tuple(r for r in (load_rules() if rules is None else rules) if r.name in FEW)
+
+
 def family(*names: str) -> tuple[Rule, ...]:
     """The built-in rules of these folders of `patterns/`: a zoo is of one kind of look-alikes."""
     return tuple(r for r in load_rules() if r.path.parent.name in names)

@@ -37,7 +37,7 @@ def test_inspect_needs_no_vllm() -> None:
         "from neuron_autoport.cli.app import main\n"
         "main()\n"
     )
-    assert "fused 161 of 161 sites" in out
+    assert "fused 225 of 225 sites" in out
 
 
 def test_proof_needs_no_vllm() -> None:

@@ -77,28 +77,42 @@ def settle(source: ForwardSource, edits: Edits, paths: set[str]) -> None:
     """
     names = {n for line in edits.removed for n in bound_names(line)}
     for node in source.nodes():
-        if not isinstance(node, cst.If) or not is_settled(node.test):
+        if not isinstance(node, cst.If | cst.IfExp) or not is_settled(node.test):
             continue
         value = _value(source, node.test)
-        dead = node.orelse if value else node.body
-        if value is None or dead is None:
+        if value is None:
             continue
-        reads = {n.value for n in walk(dead) if isinstance(n, cst.Name)}
-        named = {module_path(source, n) for n in walk(dead) if isinstance(n, cst.Attribute)}
+        dead = [d for d in (node.test, node.orelse if value else node.body) if d is not None]
+        inside = [n for d in dead for n in walk(d)]
+        reads = {n.value for n in inside if isinstance(n, cst.Name)}
+        named = {module_path(source, n) for n in inside if isinstance(n, cst.Attribute)}
         if reads & names or named & paths:
             edits.settled[node] = value
-            edits.removed.add(dead)
+            edits.removed |= set(dead)
+
+
+class _Thing:
+    """An attribute whose value is only known to be something: any question but `is None` fails."""
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("its value is not known")
+
+    def __bool__(self) -> bool:
+        raise TypeError("its value is not known")
+
+    __hash__ = object.__hash__
 
 
 def _value(source: ForwardSource, test: cst.BaseExpression) -> bool | None:
     """What a settled condition is for the attribute values of the trace; None if they do not tell."""
-    plain = {
-        n: v for n, v in source.reads.items() if isinstance(v, bool | int | float | str | None)
+    known = {
+        n: v if isinstance(v, bool | int | float | str | None) else _Thing()
+        for n, v in source.reads.items()
     }
     try:
         tree = parse_expression(source.code(test))
-        return bool(evaluate(tree, {"self": SimpleNamespace(**plain)}))
-    except ExpressionError:
+        return bool(evaluate(tree, {"self": SimpleNamespace(**known)}))
+    except (ExpressionError, TypeError):
         return None
 
 

@@ -20,7 +20,7 @@ from neuron_autoport.rules.conditions import broken, facts_of
 from neuron_autoport.rules.expressions import ExpressionError, evaluate
 from neuron_autoport.rules.match import Match, NearMiss
 from neuron_autoport.rules.matcher import find
-from neuron_autoport.rules.pattern import ModulePattern
+from neuron_autoport.rules.pattern import ModulePattern, Var
 from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.canonical import canonical_graph
@@ -141,7 +141,9 @@ def _state(refusing: list[_Candidate], claimed: set[Op], refusals: list[Refusal]
 
 def _tells(rule: Rule, miss: NearMiss) -> bool:
     """Is half of the pattern a sign of anything? Linear maps alone, or two steps, are found everywhere."""
-    plain = all(isinstance(s.pattern, ModulePattern) for s in (*rule.match, *rule.given))
+    patterns = [s.pattern for s in (*rule.match, *rule.given)]
+    calls = [p for p in patterns if isinstance(p, ModulePattern)]
+    plain = len(calls) == len(patterns) and all(isinstance(v, Var) for p in calls for v in p.inputs)
     return miss.total > _SHORT and not plain
 
 

@@ -36,7 +36,7 @@ class Edits:
     inserted: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
     removed: set[cst.CSTNode] = field(default_factory=set)
     comments: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
-    settled: dict[cst.If, bool] = field(default_factory=dict)
+    settled: dict[cst.If | cst.IfExp, bool] = field(default_factory=dict)
 
     def merged(self, other: Edits) -> Edits:
         """Both together; they touch different expressions."""
@@ -278,6 +278,14 @@ class _Apply(cst.CSTTransformer):
             self.emptied.add(nothing)
             body = [nothing]
         return updated_node.with_changes(body=body)
+
+    def leave_IfExp(self, original_node: cst.IfExp, updated_node: cst.IfExp) -> Any:
+        """A settled choice leaves the expression that is chosen."""
+        value = self.edits.settled.get(original_node)
+        if value is None:
+            return updated_node
+        chosen = updated_node.body if value else updated_node.orelse
+        return chosen.with_changes(lpar=updated_node.lpar, rpar=updated_node.rpar)
 
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
         """A settled `if` leaves one of its branches; one that lost all it held goes."""

@@ -23,7 +23,7 @@ def test_a_module_is_planned_and_proved(run: Run, mine: str) -> None:
     ran = run("inspect", f"{mine}:MLP", *ARGUMENTS)
     assert (ran.code, ran.err) == (0, "")
     # three maps of 64 x 128 with biases
-    assert f"{mine}:MLP · MLP · 24.9 k parameters" in " ".join(ran.out.split("\n"))
+    assert f"{mine}:MLP · MLP · 24.9 k parameters" in " ".join(ran.out.split())
     assert "MLP  gated_mlp → NF.mlp  64→128→64  bias  act=silu" in ran.out
     assert "Proof" in ran.out and ran.out.count("passed") == 1
     assert "fused 1 of 1 sites (100 %), 100 % of FLOPs" in ran.out

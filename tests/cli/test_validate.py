@@ -42,10 +42,12 @@ def test_a_port_that_passes(folder: Path, tmp_path: Path) -> None:
     assert re.search(r"LlamaMLP ×3 +0-2 ", done.output)
     report = Report.model_validate_json(files[0].read_text())
     assert report.passed and report.sites == {
+        "add_rms_norm": 3,
         "gated_mlp": 3,
         "o_proj": 3,
         "qkv_proj": 3,
         "rms_norm": 7,
+        "rope_pair": 3,
     }
     assert report.level3 is not None and {m.layer for m in report.level3.modules} == {None, 0, 1, 2}
     assert [d.layer for d in report.level3.depth] == [None, 0, 1, 2, None]
@@ -136,5 +138,6 @@ def test_switching_off_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     config = small_config("llama")
     monkeypatch.setenv("AUTOPORT_WITHOUT", "LlamaMLP:gated_mlp, o_proj")
     port = proved_port(config).port
-    assert {s.rule.name for _, s in port.sites()} == {"qkv_proj", "rms_norm"}
+    found = {s.rule.name for _, s in port.sites()}
+    assert found == {"qkv_proj", "rms_norm", "add_rms_norm", "rope_pair", "stacked_pair"}
     assert port.without == {"LlamaMLP:gated_mlp", "LlamaAttention:o_proj"}

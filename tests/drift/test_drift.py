@@ -13,7 +13,6 @@ from packaging.version import Version
 
 from benchmarks import drift
 from benchmarks.architectures import TYPES
-from benchmarks.coverage import KEPT
 
 FILES = sorted(drift.FOLDER.glob("*.json"), key=lambda f: Version(f.stem))
 # Types that a version has not, or whose class of it does what no rule may take for another's.
@@ -69,11 +68,6 @@ def test_the_installed_version_needs_no_folder() -> None:
     assert drift.overlay(metadata.version("transformers")) is None
 
 
-def test_three_versions_are_kept() -> None:
-    assert len(FILES) >= 3 and FILES[0].stem == drift.OLDEST
-    assert any(f.stem.startswith("5.19.") for f in FILES)
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_every_type_is_proved_and_traced(file: Path) -> None:
     data = read(file)
@@ -91,11 +85,3 @@ def test_a_newer_version_has_no_less(older: Path, newer: Path) -> None:
         if (newer.stem, line.partition(":")[0]) not in LESS
     ]
     assert not drops, "\n".join(drops)
-
-
-def test_the_installed_version_is_the_one_of_the_coverage() -> None:
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    file = drift.FOLDER / f"{kept['transformers']}.json"
-    if not file.exists():
-        pytest.fail(f"no counts are kept of transformers {kept['transformers']}: make drift")
-    assert drift.lost(read(file), kept["types"]) == []

@@ -21,7 +21,7 @@ from neuron_autoport.report.summary import refusal_lines
 from neuron_autoport.rewrite.install import install
 from neuron_autoport.rules.library import load_rules
 from neuron_autoport.rules.rule import Rule
-from tests.helpers import small_config
+from tests.helpers import few, small_config
 
 # (model, class, rule, text of the good rule, text of the wrong one)
 WRONG: list[tuple[str, str, str, str, str]] = [
@@ -63,7 +63,7 @@ def rules_with(folder: Path, name: str, good: str, wrong: str) -> tuple[Rule, ..
     text = next(r.text for r in load_rules() if r.name == name)
     assert text.count(good) == 1, text
     (folder / f"{name}.yaml").write_text(text.replace(good, wrong), encoding="utf-8")
-    return load_rules([folder])
+    return few(load_rules([folder]))
 
 
 def config_of(model_type: str) -> Any:
@@ -99,7 +99,7 @@ _good: dict[str, Counter[tuple[str, str]]] = {}
 
 def good_sites(model_type: str) -> Counter[tuple[str, str]]:
     if model_type not in _good:
-        proved = proved_port(config_of(model_type), load_rules())
+        proved = proved_port(config_of(model_type), few())
         assert proved.proof.dropped == ()
         _good[model_type] = sites(proved.port)
     return _good[model_type]

@@ -11,7 +11,7 @@ from torch import nn
 
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.reasons import CODES
-from tests.helpers import plan_of, zoo_class
+from tests.helpers import few, plan_of, zoo_class
 
 HEAD = """
 class MLP(nn.Module):
@@ -38,7 +38,7 @@ def test_a_class_made_inside_a_function() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.down(F.silu(self.gate(x)) * self.up(x))
 
-    code, message = only_refusal(plan_of(MLP))
+    code, message = only_refusal(plan_of(MLP, few()))
     assert code == "AP208" and "inside a function" in message
 
 
@@ -51,7 +51,7 @@ def closing(scale):
 
 MLP.forward = closing(2)
 """)  # fmt: skip
-    code, message = only_refusal(plan_of(cls))
+    code, message = only_refusal(plan_of(cls, few()))
     assert code == "AP208" and "closes over scale" in message
 
 
@@ -64,7 +64,7 @@ class Sub(MLP):
     def forward(self, x):
         return super().forward(x) * 2
 """)  # fmt: skip
-    code, message = only_refusal(plan_of(cls))
+    code, message = only_refusal(plan_of(cls, few()))
     assert code == "AP208" and "__class__" in message
 
 
@@ -76,7 +76,7 @@ def test_an_inherited_forward_is_rewritten_in_the_subclass() -> None:
 class Sub(MLP):
     pass
 """)  # fmt: skip
-    plan = plan_of(cls)
+    plan = plan_of(cls, few())
     assert cls.__name__ == "Sub" and [s.rule.name for s in plan.sites] == ["gated_mlp"]
 
 
@@ -88,21 +88,20 @@ def test_a_forward_without_source() -> None:
     exec(compile(code, "<text>", "exec"), space)
     cls = space["MLP"]
     assert isinstance(cls, type)
-    assert only_refusal(plan_of(cls))[0] == "AP208"
+    assert only_refusal(plan_of(cls, few()))[0] == "AP208"
 
 
 def test_a_rule_left_out_is_named() -> None:
     from neuron_autoport.rewrite.plan import plan_class
-    from neuron_autoport.rules.library import load_rules
     from tests.helpers import trace_of
 
     cls = zoo_class(HEAD + """
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 """)  # fmt: skip
-    plan = plan_class(trace_of(cls), load_rules(), without=frozenset({"MLP:gated_mlp"}))
+    plan = plan_class(trace_of(cls), few(), without=frozenset({"MLP:gated_mlp"}))
     assert plan.without == ("gated_mlp",) and not plan.sites
-    other = plan_class(trace_of(cls), load_rules(), without=frozenset({"Other:gated_mlp"}))
+    other = plan_class(trace_of(cls), few(), without=frozenset({"Other:gated_mlp"}))
     assert other.without == () and len(other.sites) == 1
 
 
@@ -111,4 +110,5 @@ def test_every_structural_reason_has_a_case() -> None:
     text = "".join(p.read_text(encoding="utf-8") for p in (folder / "rules").glob("*_zoo.py"))
     text += Path(__file__).read_text(encoding="utf-8")
     tested = set(re.findall(r"\"(AP\d+)\"", text)) | {"AP210"}
+    tested |= {"AP220"}  # in tests/trace/test_router_zoo.py
     assert {c for c in CODES if c.startswith("AP2")} <= tested

@@ -37,17 +37,17 @@ def check_rope(model: Any, where: str) -> None:
     Raises:
         NeuronHostError: with the length up to which it can be served.
     """
-    longest = longest_sequence() or int(model.config.max_position_embeddings)
+    longest = longest_sequence() or getattr(model.config, "max_position_embeddings", None)
     for path, module, kinds in _changing(model):
         for kind in kinds:
             parameters = module.config.rope_parameters
             parameters = parameters if kind is None else parameters[kind]
             limit = parameters.get("original_max_position_embeddings")
             limit = limit or getattr(module, "original_max_seq_len", 0)
-            if longest > limit:
+            if longest is None or longest > limit:
                 raise refuse(
                     f"{where}: {path} uses other frequencies beyond {limit} positions, and sequences "
-                    f"of {longest} are asked for",
+                    f"of {longest or 'any length'} are asked for",
                     where,
                     f"--max-model-len {limit}",
                 )
