@@ -133,7 +133,7 @@ def close_untaken(source: ForwardSource, edits: Edits, paths: set[str], ops: Ite
     """
     gone = edits.removed | set(edits.replaced)
     taken = [source.to_range(op.spans[0]) for op in ops if op.spans]
-    for node in left(source.function, gone):
+    for node in left(source, source.function, gone):
         if not isinstance(node, cst.Attribute) or module_path(source, node) not in paths:
             continue
         block = source.block_of(source.statement_of(node) or node)

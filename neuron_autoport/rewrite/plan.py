@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from neuron_autoport.rewrite.apply import apply_edits
 from neuron_autoport.rewrite.edit import edit_match
 from neuron_autoport.rewrite.made_up import refuse_made_up
 from neuron_autoport.rewrite.reasons import STATED, Refusal, Refused
@@ -54,7 +55,7 @@ class ClassPlan:
         """The rewritten function, or None if nothing changes."""
         if not self.sites or self.source is None:
             return None
-        return self.source.apply(self.edits)
+        return apply_edits(self.source, self.edits)
 
 
 def left_alone(plan: ClassPlan, code: str, message: str) -> ClassPlan:
@@ -162,7 +163,7 @@ def _choose(
     tp: int,
 ) -> _Chosen:
     try:
-        source = ForwardSource(trace.forward, trace.module_class, trace.reads)
+        source = ForwardSource.of(trace.forward, trace.module_class, trace.reads)
     except NoSource as error:
         refusals += [Refusal("AP208", c.rule.name, str(error), None, "all") for c in candidates]
         return _Chosen()

@@ -184,7 +184,7 @@ def _parts(body: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
 
 def _reads(source: ForwardSource, node: cst.CSTNode, gone: set[cst.CSTNode]) -> set[str]:
     found = set()
-    for child in left(node, gone):
+    for child in left(source, node, gone):
         if not isinstance(child, cst.Name):
             continue
         parent = source.parents.get(child)
@@ -214,7 +214,7 @@ def check_modules(source: ForwardSource, edits: Edits, paths: set[str], others: 
         if own or (op.name == "param" and any(f"{op.target}".startswith(f"{p}.") for p in paths)):
             raise Refused("AP203", f"{op.target} is used again", op.spans[0] if op.spans else None)
     gone = edits.removed | set(edits.replaced)
-    for node in left(source.function, gone):
+    for node in left(source, source.function, gone):
         if isinstance(node, cst.Attribute | cst.Subscript) and module_path(source, node) in paths:
             raise Refused("AP203", f"{source.code(node)} is named by code that stays")
 
@@ -247,10 +247,11 @@ def droppable(line: cst.SimpleStatementLine) -> bool:
     return not any(isinstance(n, cst.Attribute | cst.Subscript) for n in parts)
 
 
-def left(node: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+def left(source: ForwardSource, node: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
     """`node` and all below it but what is in `gone`."""
-    if node in gone:
-        return
-    yield node
-    for child in node.children:
-        yield from left(child, gone)
+    todo = [node]
+    while todo:
+        current = todo.pop()
+        if current not in gone:
+            yield current
+            todo += reversed(source.children.get(current, ()))

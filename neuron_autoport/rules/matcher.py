@@ -74,9 +74,11 @@ class _Search:
         if isinstance(bound, Op):
             yield from self.values.at(statement.pattern, bound, match)
             return
-        others = {id(v) for n, v in match.values.items() if n in self.rule.outputs}
+        outputs = self.rule.outputs
+        others = {id(match.values[n]) for n in outputs if n in match.values}
+        taken = others if name in outputs else set[int]()
         for op in self.graph.ops:  # an output is the operation itself, never a view of it
-            if name in self.rule.outputs and id(op) in others:
+            if id(op) in taken:
                 continue
             for found in self.values.operation(statement.pattern, op, match):
                 yield found.bind(name, op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Rule:
         """Captured modules that must have a role, and which: what no other kind is."""
         return {name: kind for name, kind in self.kinds.items() if kind not in KINDS}
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Names the match gives to the rest of the code: what the replacement assigns, in order."""
         names = (n for t in self.replace.targets for n in ast.walk(t))

@@ -14,6 +14,7 @@ from typing import Any
 import libcst as cst
 
 from neuron_autoport.port import Port
+from neuron_autoport.rewrite.apply import apply_edits
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource
 
@@ -38,7 +39,7 @@ class OutOfPlacePlan(ClassPlan):
         text = super().new_source()
         if text is None:
             assert self.source is not None
-            text = self.source.apply(Edits())
+            text = apply_edits(self.source, Edits())
         return cst.parse_module(text).visit(_OutOfPlace()).code
 
 
