@@ -273,14 +273,19 @@ def _prove_at_own_size(
                 reset()
         _fill_unset(module)
         adversarial_(module)
-        own: Any = module
-        if hasattr(own, "config"):
-            own.config = copy.deepcopy(own.config)
-            own.config._attn_implementation = "eager"
+        _compute_attention(module)
         calls = [_real_call(plan.trace.call)]
     except (RuntimeError, AutoportError) as error:
         return ModuleProof(path, name, None, None, f"could not be made real: {error}")
     return prove_module(path, module, plan, made.classes[plan], calls)
+
+
+def _compute_attention(module: nn.Module) -> None:
+    """Let a copy of a traced module compute attention: its children name the leaf it was traced with."""
+    for part in module.modules():
+        config: Any = getattr(part, "config", None)  # the copy's own
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = "eager"
 
 
 def _fill_unset(module: nn.Module) -> None:

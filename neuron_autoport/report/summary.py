@@ -44,8 +44,10 @@ def own_rule_lines(proved: ProvedPort) -> list[str]:
 
 
 def refusal_lines(proved: ProvedPort) -> list[str]:
-    """One line per refusal and per rule that failed its proof."""
+    """One line per refusal and per rule that failed its proof, and one if only classes were proved."""
     lines = []
+    if proved.proof.logits is None:
+        lines.append(f"proved {proved.proof.how}; the logits were not compared")
     for plan in proved.port.plans:
         name = plan.trace.module_class.__name__
         for r in plan.refusals:

@@ -40,6 +40,10 @@ def _trace_attention(
 
     session = active_session()
     if session is None:
+        if (
+            query.device.type != "meta"
+        ):  # the leaf computes nothing: its result is memory as it was found
+            raise RuntimeError(f"`{TRACE_ATTENTION}` stands for attention in a trace only")
         return attention(query, key, value, attention_mask, **kwargs), None
     named = {k: v for k, v in kwargs.items() if v is not None}
     return session.leaf_call(attention, (query, key, value, attention_mask), named), None

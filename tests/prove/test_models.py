@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neuron_autoport.pipeline import proved_port
+from neuron_autoport.port import port_model
+from neuron_autoport.prove.model import _prove_at_own_size
+from neuron_autoport.rewrite.emit import generate
 from neuron_autoport.rules.library import load_rules
+from neuron_autoport.trace.attention import TRACE_ATTENTION
 from tests.helpers import small_config
 
 # Sites of two layers: counted by hand from transformers' modeling files.
@@ -71,3 +79,30 @@ def test_nothing_is_dropped(model_type: str) -> None:
     # Every rewritten class has its figures.
     shown = {m.class_name for m in proved.proof.modules}
     assert {c.__name__.split("_")[0] for c in proved.generated.classes.values()} <= shown
+
+
+def _needs_an_engine(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    raise AttributeError("this attention runs inside an engine only")
+
+
+def test_an_engines_attention_does_not_keep_the_small_model_from_its_proof() -> None:
+    """As in vLLM, whose configuration names its own attention function."""
+    ALL_ATTENTION_FUNCTIONS.register("neuron_autoport_test_engine", _needs_an_engine)
+    config = small_config("llama")
+    config._attn_implementation = "neuron_autoport_test_engine"
+    proof = proved_port(config, load_rules(), use_cache=False).proof
+    assert proof.dropped == () and proof.logits is not None and proof.logits.passed
+    assert proof.how.startswith("on a small model")
+
+
+def test_a_layer_at_its_own_size_computes_its_attention() -> None:
+    port = port_model(small_config("llama"), load_rules())
+    made = generate(port.plans, "a test")
+    proof = _prove_at_own_size(port.model, "model.layers.0", port.where["model.layers.0"], made)
+    assert proof.passed, proof.figures()
+
+
+def test_the_leaf_of_a_trace_is_no_attention() -> None:
+    value = torch.ones(1, 2, 3, 4)
+    with pytest.raises(RuntimeError, match="stands for attention in a trace only"):
+        ALL_ATTENTION_FUNCTIONS[TRACE_ATTENTION](nn.Module(), value, value, value, None)

@@ -45,10 +45,8 @@ def test_greedy_tokens_equal_hugging_face(model_type: str, folders: Path) -> Non
     folder = model_of(model_type, folders)
     served = serve(folder, prompts(), "--eager")
     assert served.tokens == hugging_face_tokens(folder, prompts())
-    fused, total = served.fused
-    assert total == SITES[model_type]
-    # The proof of a whole layer inside vLLM's worker is not steady yet: it may drop `add_rms_norm`, one a layer.
-    assert total - fused in (0, 6 if model_type == "gemma3_text" else 3)
+    assert served.fused == (SITES[model_type], SITES[model_type])
+    assert "the logits were not compared" not in served.log  # proved whole, not class by class
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "llama"])
@@ -101,6 +99,6 @@ def test_a_wrong_rule_is_dropped_and_the_model_still_serves_right(
     folder = model_of("llama", folders)
     served = serve(folder, prompts(), "--eager")
     assert served.tokens == hugging_face_tokens(folder, prompts())
-    fused, total = served.fused  # `stacked_pair` stands in for the rule that went
-    assert total == SITES["llama"] + 3 and fused in (SITES["llama"], SITES["llama"] - 3)
+    # `stacked_pair` stands in for the rule that went
+    assert served.fused == (SITES["llama"], SITES["llama"] + 3)
     assert "LlamaMLP: gated_mlp dropped, AP701" in served.log
