@@ -28,13 +28,11 @@ from neuron_autoport.single import (
 SIZE_LIMIT = 150_000_000
 
 
-def port_own(
-    own: OwnModule, rules: Iterable[Rule], *, tp: int = 1, command: str = ""
-) -> ProvedPort:
+def port_own(own: OwnModule, rules: Iterable[Rule], *, command: str = "") -> ProvedPort:
     """Plan one module and prove the plan; what fails its proof is left out and named.
 
     Args:
-        rules: the library. tp: ranks the target's limits are judged for.
+        rules: the library.
         command: that brought the user here, for errors.
 
     Raises:
@@ -47,7 +45,7 @@ def port_own(
     built = time.perf_counter()
     meta, trace = trace_alone(own.new, own.inputs, own.dtype)
     traced = time.perf_counter()
-    port = plan_alone(meta, trace, rules, inputs=own.inputs, tp=tp)
+    port = plan_alone(meta, trace, rules, inputs=own.inputs)
     planned = time.perf_counter()
     seconds = {"build": built - started, "trace": traced - built, "plan": planned - traced}
     port = replace(port, seconds=seconds)

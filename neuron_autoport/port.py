@@ -67,14 +67,12 @@ def port_model(
     source: ModelSource | PretrainedConfig,
     rules: Iterable[Rule],
     *,
-    tp: int = 1,
     without: frozenset[str] = frozenset(),
 ) -> Port:
     """Plan the port of a causal language model.
 
     Args:
         source: the model, or its configuration; not changed. rules: the rule library.
-        tp: ranks the target's limits are judged for.
         without: `Class:rule` pairs not to use.
 
     Raises:
@@ -86,7 +84,7 @@ def port_model(
     built = time.perf_counter()
     model, trace = _trace(source, model)
     traced = time.perf_counter()
-    port = plan_trace(model, trace, rules, tp=tp, without=without)
+    port = plan_trace(model, trace, rules, without=without)
     planned = time.perf_counter()
     seconds = {"build": built - started, "trace": traced - built, "plan": planned - traced}
     return replace(port, seconds=seconds)
@@ -149,7 +147,6 @@ def plan_trace(
     trace: ModuleTrace,
     rules: Iterable[Rule],
     *,
-    tp: int = 1,
     without: frozenset[str] = frozenset(),
 ) -> Port:
     """Plan every distinct class of a trace, and say which plan each module instance has."""
@@ -159,7 +156,7 @@ def plan_trace(
     where: dict[str, ClassPlan] = {}
     for path, part in trace.walk():
         if part not in plans:
-            plans[part] = plan_class(part, rules, tp=tp, without=without, roles=roles)
+            plans[part] = plan_class(part, rules, without=without, roles=roles)
         known = where.setdefault(path, plans[part])
         if known is not plans[part] and known.new_source() != plans[part].new_source():
             where[path] = left_alone(known, "AP206", "this module is called in two different ways")

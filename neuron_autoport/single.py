@@ -200,10 +200,9 @@ def plan_alone(
     rules: Iterable[Rule],
     *,
     inputs: tuple[Input, ...],
-    tp: int = 1,
 ) -> Port:
     """The plan of a traced module; costs are per token: per row of its first float input."""
-    port = plan_trace(module, trace, rules, tp=tp)
+    port = plan_trace(module, trace, rules)
     floats = [i.shape for i in inputs if i.kind == "float"]
     rows = 1
     for size in (floats[0] if floats else inputs[0].shape)[:-1]:

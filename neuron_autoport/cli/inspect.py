@@ -120,13 +120,13 @@ def inspect_command(
     source: ModelSource | OwnModule
     proved: ProvedPort | None
     if named.is_module:
-        source, library, own_proved = _own(named, rules or [], tp)
+        source, library, own_proved = _own(named, rules or [])
         port, proved = own_proved.port, own_proved
     else:
         if inputs or init or dtype is not DtypeName.bf16:
             raise typer.BadParameter("--input, --init and --dtype are for FILE.py:CLASS only")
         source, library = _load(model, rules or [], trust_remote_code)
-        port, proved = _plan(source, library, tp, prove)
+        port, proved = _plan(source, library, prove)
     report = _report(source, port, proved, target, tp, library, started)
     if as_json:
         typer.echo(report.to_json())
@@ -149,15 +149,13 @@ def _others(
     return (*words, *(["--diff"] if diff else []), *(["--json"] if as_json else []))
 
 
-def _own(
-    named: OwnRequest, folders: list[Path], tp: int
-) -> tuple[OwnModule, tuple[Rule, ...], ProvedPort]:
+def _own(named: OwnRequest, folders: list[Path]) -> tuple[OwnModule, tuple[Rule, ...], ProvedPort]:
     from neuron_autoport.own import port_own
     from neuron_autoport.rules.sources import load_library
 
     library = load_library(folders)
     own = named.load()
-    return own, library, port_own(own, library, tp=tp, command=named.text())
+    return own, library, port_own(own, library, command=named.text())
 
 
 def _load(
@@ -171,13 +169,13 @@ def _load(
 
 
 def _plan(
-    source: ModelSource, library: tuple[Rule, ...], tp: int, prove: bool
+    source: ModelSource, library: tuple[Rule, ...], prove: bool
 ) -> tuple[Port, ProvedPort | None]:
     from neuron_autoport.pipeline import proved_port
     from neuron_autoport.port import port_model
 
     if not prove:
-        return port_model(source, library, tp=tp), None
+        return port_model(source, library), None
     proved = proved_port(source, library)
     return proved.port, proved
 

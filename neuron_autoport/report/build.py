@@ -139,7 +139,9 @@ class _Builder:
             weights=[_weight(w) for w in _in_order(site)],
             limits=[
                 s.Limit(text=b.text, figures=b.figures, holds_from_tp=b.holds_from)
-                for b in (broken_limits(site, self.target.tp) if on_neuron else ())
+                for b in (
+                    broken_limits(site, self.target.tp, self.target.name) if on_neuron else ()
+                )
             ],
             work=work(self.coverage.of_site(site)),
             weight_bytes=self.coverage.claimed.get(site, 0),

@@ -10,6 +10,7 @@ from typing import Any
 from neuron_autoport.rewrite.site import Site
 from neuron_autoport.rules.conditions import facts_of
 from neuron_autoport.rules.expressions import ExpressionError, evaluate
+from neuron_autoport.rules.load_code import TARGETS, scope_of
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64)
 _OPPOSITE = {
@@ -32,11 +33,17 @@ class BrokenLimit:
     holds_from: int | None
 
 
-def broken_limits(site: Site, tp: int) -> tuple[BrokenLimit, ...]:
-    """The limits of the site's rule that do not hold on `tp` ranks, as ordered in the rule file."""
+def broken_limits(site: Site, tp: int, target: str) -> tuple[BrokenLimit, ...]:
+    """The limits of the site's rule that do not hold on `tp` ranks, as ordered in the rule file.
+
+    Args:
+        target: the chip; a limit for another one does not count. One for a phase counts, and says so.
+    """
     facts = facts_of(site.match)
     found = []
     for text, tree in site.rule.neuron:
+        if scope_of(text) in TARGETS and scope_of(text) != target:
+            continue
         if not _holds(tree, facts | {"tp": tp}):
             ranks = [n for n in _RANKS if n > tp and _holds(tree, facts | {"tp": n})]
             found.append(

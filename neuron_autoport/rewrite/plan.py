@@ -6,10 +6,8 @@ sites win over smaller ones they overlap. What did not become a site leaves a `R
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from neuron_autoport.rewrite.apply import apply_edits
 from neuron_autoport.rewrite.edit import edit_match
@@ -17,8 +15,7 @@ from neuron_autoport.rewrite.made_up import refuse_made_up
 from neuron_autoport.rewrite.reasons import STATED, Refusal, Refused
 from neuron_autoport.rewrite.site import Site, describe, plan_weights
 from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource, inside
-from neuron_autoport.rules.conditions import broken, facts_of
-from neuron_autoport.rules.expressions import ExpressionError, evaluate
+from neuron_autoport.rules.conditions import broken
 from neuron_autoport.rules.match import Match, NearMiss
 from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.pattern import ModulePattern, Var
@@ -74,14 +71,13 @@ def plan_class(
     trace: ModuleTrace,
     rules: Iterable[Rule],
     *,
-    tp: int = 1,
     without: frozenset[str] = frozenset(),
     roles: Roles | None = None,
 ) -> ClassPlan:
     """Plan one class.
 
     Args:
-        trace: of the class. rules: the library. tp: tensor-parallel ranks, for target limits.
+        trace: of the class. rules: the library.
         without: `Class:rule` pairs that may not be used (a proof failed).
         roles: what child modules are; made from `rules` if it is not given.
     """
@@ -112,7 +108,7 @@ def plan_class(
     candidates.sort(key=lambda c: (-len(c.match.interior), c.rule.name))
     refusing = [c for c in candidates if c.rule.refuse]
     candidates = [c for c in candidates if not c.rule.refuse]
-    chosen = _choose(trace, graph, candidates, refusals, tp) if candidates else _Chosen()
+    chosen = _choose(trace, graph, candidates, refusals) if candidates else _Chosen()
     claimed = {op for site in chosen.sites for op in site.match.interior}
     stated = _state(refusing, claimed, refusals)
     named = {site.rule.role for site in chosen.sites}
@@ -160,7 +156,6 @@ def _choose(
     graph: OpGraph,
     candidates: list[_Candidate],
     refusals: list[Refusal],
-    tp: int,
 ) -> _Chosen:
     try:
         source = ForwardSource.of(trace.forward, trace.module_class, trace.reads)
@@ -189,10 +184,9 @@ def _choose(
             continue
         taken_ops |= set(match.interior)
         names |= {f"{w.attr}_{k}" for w in weights for k in ("weight", "bias", "sizes", "heads")}
-        limits = _broken_limits(rule, match, tp)
         span = _span_of(rule, match)
         assert span is not None
-        site = Site(rule, match, span, weights, describe(match), limits)
+        site = Site(rule, match, span, weights, describe(match))
         chosen = _Chosen((*chosen.sites, site), chosen.edits.merged(edits), source)
     return chosen
 
@@ -212,19 +206,6 @@ def _check_forward(trace: ModuleTrace) -> None:
     code = trace.forward.__code__
     if code.co_freevars:
         raise Refused("AP208", f"forward closes over {', '.join(code.co_freevars)}")
-
-
-def _broken_limits(rule: Rule, match: Match, tp: int) -> tuple[str, ...]:
-    names = facts_of(match) | {"tp": tp}
-    return tuple(text for text, tree in rule.neuron if not _holds(tree, names))
-
-
-def _holds(tree: ast.Expression, names: dict[str, Any]) -> bool:
-    """A limit that cannot be worked out for these sizes does not hold."""
-    try:
-        return bool(evaluate(tree, names))
-    except ExpressionError:
-        return False
 
 
 def _span_of(rule: Rule, match: Match) -> Span | None:

@@ -70,14 +70,13 @@ class FusedWeight:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One place in one class where a rule applies. `conditions` are target limits that do not hold."""
+    """One place in one class where a rule applies. found: what was captured, for reports."""
 
     rule: Rule
     match: Match
     span: Span
     weights: tuple[FusedWeight, ...]
     found: dict[str, str] = field(default_factory=dict)
-    conditions: tuple[str, ...] = ()
 
     @property
     def modules(self) -> set[str]:

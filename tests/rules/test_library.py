@@ -42,7 +42,7 @@ def test_the_built_in_rules() -> None:
         "stacked_quad": ("stacked_pair", "NF.qkv_proj", ("a", "b", "c", "d")),
         "stacked_triple": ("stacked_pair", "NF.qkv_proj", ("a", "b", "c")),
         "ungated_mlp": ("ungated_mlp", "NF.mlp", ("y",)),
-        "ungated_mlp_other": ("gated_mlp", "torch", ("y",)),
+        "ungated_mlp_other": ("ungated_mlp", "torch", ("y",)),
         "gated_mlp": ("gated_mlp", "NF.mlp", ("y",)),
         "gated_mlp_packed": ("gated_mlp", "NF.mlp", ("y",)),
         "o_proj": ("o_proj", "NF.o_proj", ("y",)),
