@@ -7,19 +7,18 @@ what a rule found. What no rule found is not here: names are no evidence.
 from __future__ import annotations
 
 import ast
-import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from neuron_autoport import kernels
 from neuron_autoport.catalogue.load import data
+from neuron_autoport.fused import FusedWeight
+from neuron_autoport.kernels.calls import arguments as call_arguments
 from neuron_autoport.kernels.limits import figure
 from neuron_autoport.port import Port
 from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.rewrite.site import FusedWeight, Site
-from neuron_autoport.rules.conditions import facts_of
+from neuron_autoport.rewrite.site import Site
 from neuron_autoport.trace.ops import Op
 
 Sizes = dict[str, Any]
@@ -183,7 +182,7 @@ def _of_own(site: Site, name: str) -> Found:
     known = {e["name"]: e for e in data("own.yaml")["entries"]}.get(name)
     if known is None:
         return
-    arguments = own_arguments(site, name)
+    arguments = call_arguments(site, name)
     sizes = {
         size: value
         for text, size in known["sizes"].items()
@@ -192,19 +191,6 @@ def _of_own(site: Site, name: str) -> Found:
     for kind in known["part"]:
         if kind != "attention":  # read from the graph, whether a rule found it or not
             yield kind, sizes, _norm_features(name, site)
-
-
-def own_arguments(site: Site, name: str) -> dict[str, Any]:
-    """Arguments of the site's NK call that are captures, by parameter name, as facts of values."""
-    parameters = list(inspect.signature(getattr(kernels, name)).parameters)
-    facts = facts_of(site.match)
-    found: dict[str, Any] = {}
-    for node in _nodes(site):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"NK.{name}":
-            pairs = list(zip(parameters, node.args, strict=False))
-            pairs += [(k.arg, k.value) for k in node.keywords if k.arg is not None]
-            found |= {p: facts[a.id] for p, a in pairs if isinstance(a, ast.Name) and a.id in facts}
-    return found
 
 
 def _norm_features(name: str, site: Site) -> tuple[str, ...]:

@@ -86,12 +86,23 @@ def cores() -> int:
     return int(text)
 
 
+def dense(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, given contiguous tensors only: an access pattern in it knows shapes, not strides."""
+
+    def call(**given: Any) -> Any:
+        return kernel(
+            **{n: v.contiguous() if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+        )
+
+    return call
+
+
 @constant
 def _load(name: str) -> bool:
     """Import and wrap the kernel of NK.`name`, once; never inside a graph."""
     if name not in _launchers:
         module = importlib.import_module(KERNELS[name].module)
-        _wrapped[name] = sys.modules[WRAPPER].wrap_nki(module.KERNEL)[cores()]
+        _wrapped[name] = dense(sys.modules[WRAPPER].wrap_nki(module.KERNEL)[cores()])
         _launchers[name] = module.launch
     return True
 

@@ -34,6 +34,7 @@ class Limit:
         why: one sentence: what in the kernel sets the limit.
         most, multiple_of, one_of, same_as: the condition; exactly one of them is given. same_as names
             another figure.
+        unless: an argument with which, being true, the limit does not count.
     """
 
     of: str
@@ -42,6 +43,7 @@ class Limit:
     multiple_of: int | None = None
     one_of: tuple[object, ...] = ()
     same_as: str | None = None
+    unless: str = ""
 
     def __post_init__(self) -> None:
         given = [self.most is not None, self.multiple_of is not None, self.one_of, self.same_as]
@@ -53,10 +55,13 @@ class Limit:
 
     def parameters(self) -> frozenset[str]:
         """The parameters of the function that this limit reads."""
-        texts = [self.of] if self.same_as is None else [self.of, self.same_as]
+        texts = [text for text in (self.of, self.same_as, self.unless) if text]
         return frozenset(text.partition(".")[0] for text in texts)
 
     def __str__(self) -> str:
+        return self._condition() + (f" unless {self.unless}" if self.unless else "")
+
+    def _condition(self) -> str:
         if self.most is not None:
             return f"{self.of} <= {self.most}"
         if self.multiple_of is not None:
@@ -68,7 +73,7 @@ class Limit:
     def broken_by(self, arguments: Mapping[str, Any]) -> str:
         """What is wrong, as `320, more than 256`; empty if the limit holds or cannot be told."""
         value = figure(self.of, arguments)
-        if value is UNKNOWN:
+        if value is UNKNOWN or (self.unless and figure(self.unless, arguments) is True):
             return ""
         if self.most is not None:
             return f"{value}, more than {self.most}" if value > self.most else ""

@@ -31,7 +31,12 @@ from neuron_autoport.kernels.rope import (
         Limit("k_weight.ndim", "one weight row is put on all partitions", one_of=(1,)),
         Limit("q_weight.dtype", "the result is written in the dtype of q", same_as="q.dtype"),
         Limit("k_weight.dtype", "the result is written in the dtype of k", same_as="k.dtype"),
-        Limit("cos.dtype", "products and sums are rounded to one dtype", same_as="q.dtype"),
+        Limit(
+            "cos.dtype",
+            "products and sums are rounded to one dtype",
+            same_as="q.dtype",
+            unless="in_fp32",
+        ),
         *ROPE_LIMITS,
     ),
     module="neuron_autoport.kernels.device.qk_norm_rope",

@@ -30,7 +30,12 @@ ROPE_LIMITS = (
     limits=(
         Limit("x.dtype", "the engines have no other floating dtype", one_of=FLOATS),
         Limit("x.shape[-1]", "a head and its tables are held in SBUF at once", most=HEAD_MOST),
-        Limit("cos.dtype", "products and sums are rounded to one dtype", same_as="x.dtype"),
+        Limit(
+            "cos.dtype",
+            "products and sums are rounded to one dtype",
+            same_as="x.dtype",
+            unless="in_fp32",
+        ),
         *ROPE_LIMITS,
     ),
     module="neuron_autoport.kernels.device.rope",
@@ -62,7 +67,7 @@ def rope(
             per pair) if rotary_dim says so. A leading axis of 1 is broadcast.
         rotary_dim: R; None: the width of cos.
         unsqueeze_dim: where cos and sin get the axis of the heads.
-        in_fp32: compute in float32 and round once, to the dtype of x.
+        in_fp32: compute in float32, with tables of any dtype, and round once, to the dtype of x.
 
     Returns:
         as x; in the promoted dtype of x and cos unless in_fp32.

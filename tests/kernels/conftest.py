@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from neuron_autoport.kernels.dispatch import dense
 from neuron_autoport.kernels.limits import KERNELS
 from tests.nki_sim.wrap import wrap_nki
 
@@ -23,6 +24,6 @@ def on_device(nki_simulator: bool) -> OnDevice:
 
     def call(name: str, *args: Any, lnc: int = 1, **kwargs: Any) -> Any:
         module = importlib.import_module(KERNELS[name].module)
-        return module.launch(wrap_nki(module.KERNEL)[lnc], *args, **kwargs)
+        return module.launch(dense(wrap_nki(module.KERNEL)[lnc]), *args, **kwargs)
 
     return call

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from neuron_autoport import kernels as NK
+from neuron_autoport.cli.app import app
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.kernels import dispatch, outside
 from neuron_autoport.kernels.limits import KERNELS
@@ -71,6 +73,17 @@ def test_the_rule_is_proved(written: Path) -> None:
     outcomes = list(run_rule(rule))
     assert [o.kind for o in outcomes] == [Kind.good, Kind.good]
     assert outcomes[0].proof is not None
+
+
+def test_the_report_names_the_kernel(written: Path) -> None:
+    """Step 5's last command prints what the page shows."""
+    command = ["inspect", f"{written}/capped.py:CappedHead", "--input", "2,8,64", "--rules",
+               str(written / "rules"), "--trust-remote-code"]  # fmt: skip
+    ran = CliRunner().invoke(app, command, env={"COLUMNS": "80"})
+    assert ran.exit_code == 0, ran.output
+    shown = TEXT.partition("Our own kernels on trn2")[2].partition("```")[0]
+    assert "kernel: my_kernels.soft_cap" in shown
+    assert f"Our own kernels on trn2{shown}" in ran.output
 
 
 def test_the_function_is_in_nk_and_its_limits_with_it(written: Path) -> None:

@@ -113,6 +113,34 @@ def test_all_functions_reach_their_kernels(plugin: list[bool]) -> None:
     assert sorted([*called, "rms_norm"]) == NK.__all__
 
 
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """The same values, every second column of a wider tensor whose other columns are NaN."""
+    wide = torch.stack((x, torch.full_like(x, torch.nan)), -1).flatten(-2)
+    view = wide[..., ::2]
+    assert torch.equal(view, x) and not view.is_contiguous()
+    return view
+
+
+def test_views_reach_the_kernels_as_what_they_show(plugin: list[bool]) -> None:
+    """Heads exchanged with tokens, halves of a packed projection: kernels know shapes, not strides."""
+    q, table = rows(2, 5, 3, 16).transpose(1, 2), rows(2, 5, 16)
+    calls: dict[str, tuple[list[torch.Tensor], dict[str, Any]]] = {
+        "rms_norm": ([strided(X), strided(W)], {}),
+        "add_rms_norm": ([strided(X), X, W], {}),
+        "layer_norm": ([strided(X), strided(W), strided(W)], {}),
+        "act_and_mul": ([*rows(130, 128).chunk(2, -1)], {}),
+        "rope": ([q, strided(table), strided(table)], {}),
+        "qk_norm_rope": ([q, q, strided(weight(16)), strided(weight(16)), table, table], {}),
+        "softcap_attention": ([q, q, q], {"sink": strided(torch.zeros(3))}),
+    }
+    assert sorted(calls) == NK.__all__
+    for name, (args, options) in calls.items():
+        function = getattr(NK, name)
+        got, want = function(*args, **options), dispatch.reference_of(function)(*args, **options)
+        torch.testing.assert_close(got, want, msg=lambda text, name=name: f"{name}: {text}")
+    assert len(launches) == len(calls)
+
+
 def test_the_gate_of_the_plugin_decides(plugin: list[bool]) -> None:
     plugin[0] = False
     NK.rms_norm(X, W)

@@ -69,6 +69,20 @@ def test_rope(on_device: OnDevice, layout: str, dtype: torch.dtype, lnc: int) ->
             bounds.check(got, exact, f"{style} {fp32}")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["heads first", "heads last", "partial", "half-width tables"])
+def test_rope_with_float32_tables(on_device: OnDevice, layout: str, dtype: torch.dtype) -> None:
+    """As OLMo has it: tables in float32 whatever the heads are, one rounding at the end."""
+    x, cos, sin, options = case(layout, torch.float32)
+    x = x.to(dtype)
+    zero = torch.zeros(x.shape, dtype=torch.float64)
+    got = on_device("rope", x, cos, sin, lnc=2, in_fp32=True, **options)
+    assert got.dtype == dtype
+    assert torch.equal(got, NK.rope(x, cos, sin, **options).to(dtype))  # promoted, then rounded
+    exact = exact_rope((x.double(), zero), cos, sin, "half", dtype=dtype, in_fp32=True, **options)
+    bounds.check(got, exact, layout)
+
+
 NORMS: list[dict[str, Any]] = [
     {},
     {"weight_in_fp32": True},

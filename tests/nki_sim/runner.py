@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -17,6 +18,10 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.nki_sim.machine import Launch
+
+
+# How often each kernel ran to its end, by its name.
+ran: Counter[str] = Counter()
 
 
 def real_nki() -> bool:
@@ -85,7 +90,9 @@ def run(kernel: Any, *args: Any, lnc: int = 1, **kwargs: Any) -> Any:
     """
     import nki
 
-    return nki.simulate(kernel[lnc])(*args, **kwargs)
+    results = nki.simulate(kernel[lnc])(*args, **kwargs)
+    ran[getattr(kernel, "__name__", type(kernel).__name__)] += 1
+    return results
 
 
 def last_launch() -> Launch:

@@ -107,9 +107,9 @@ KERNEL = softcap_attention_kernel
 def launch(kernel, q, k, v, scale=None, softcap=None, window=None, sink=None):
     """NK.softcap_attention on the device."""
     return kernel(
-        q=q.contiguous(),
-        k=k.contiguous(),
-        v=v.contiguous(),
+        q=q,
+        k=k,
+        v=v,
         sink=sink,
         scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
         softcap=float(0.0 if softcap is None else softcap),
