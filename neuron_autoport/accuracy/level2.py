@@ -113,7 +113,7 @@ class _Judge:
     def agree(self, found: ModeResult, expected: list[Forced], actual: list[Forced]) -> ModeResult:
         """Add how far the mode is from the same model's logits in one piece."""
         if self.whole is None:
-            self.whole = tuple([f.logits for f in side] for side in (expected, actual))  # type: ignore[assignment]
+            self.whole = [f.logits for f in expected], [f.logits for f in actual]
             return found
         scale = max(t.scale for t in self.truths)
         differences = [

@@ -25,7 +25,9 @@ LOGIT_ATOL = 1e-5
 
 def rms(values: Tensor) -> float:
     """Root mean square, 0.0 of nothing."""
-    return math.sqrt(float(values.double().square().mean())) if values.numel() else 0.0
+    count = values.numel()
+    norm = torch.linalg.vector_norm(values, dtype=torch.float64) if count else 0.0
+    return float(norm) / math.sqrt(count or 1)
 
 
 def bhattacharyya(first: Tensor, second: Tensor) -> float:
@@ -42,10 +44,11 @@ def bhattacharyya(first: Tensor, second: Tensor) -> float:
     a, b = first.double().flatten(), second.double().flatten()
     if not a.numel() or not b.numel():
         return 1.0 if a.numel() == b.numel() else 0.0
-    scale = max(rms(a), rms(b))
+    sizes = rms(a), rms(b)
+    scale = max(sizes)
     if scale == 0.0:
         return 1.0
-    if min(rms(a), rms(b)) == 0.0:
+    if min(sizes) == 0.0:
         return 0.0
     edge = min(_CLIP * scale, float(torch.maximum(a.abs().max(), b.abs().max())))
     bins = max(_FEWEST_BINS, min(_MOST_BINS, min(a.numel(), b.numel()) // _PER_BIN))

@@ -22,9 +22,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch
 class Options:
     """What to validate and how; see `autoport validate --help`.
 
-    memory: bytes to stay within, None for what there is. prove: leave out what fails its proof on the small
-    model, as serving does. engine: also judge the served model. left_out: levels that cannot be run
-    here, with the reason. folders: of the user's rules, for printed commands. adjust: see `Candidate`.
+    memory: bytes to stay within, None for what there is. tp: ranks of the served model. prove: leave
+    out what fails its proof on the small model, as serving does. engine: also judge the served model.
+    left_out: levels that cannot be run here, with the reason. folders: of the user's rules, for printed
+    commands. adjust: see `Candidate`.
     """
 
     levels: tuple[int, ...] = (3, 2)
@@ -37,6 +38,7 @@ class Options:
     chunk: int = 16
     steps: int = 8
     memory: int | None = None
+    tp: int = 1
     prove: bool = True
     engine: bool = False
     bisect: bool = False
@@ -100,5 +102,6 @@ def available_levels(
 
 def missing_lm_eval() -> str:
     """Why lm_eval cannot be used, or nothing."""
-    missing = [n for n in ("lm_eval", "tenacity", "aiohttp") if find_spec(n) is None]
+    names = ("lm_eval", "datasets", "sacrebleu", "tenacity", "aiohttp")
+    missing = [n for n in names if find_spec(n) is None]
     return f"{missing[0]} is not installed" if missing else ""

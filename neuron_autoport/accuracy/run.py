@@ -27,6 +27,7 @@ from neuron_autoport.accuracy.explain import (
 from neuron_autoport.accuracy.level2 import References, judge_prompts
 from neuron_autoport.accuracy.modules import judge_modules, judge_unit
 from neuron_autoport.accuracy.options import DTYPES, OUR_IMPL, Options
+from neuron_autoport.accuracy.platforms import serving_platform
 from neuron_autoport.accuracy.prompts import Prompt, load_prompts, rows_of
 from neuron_autoport.accuracy.schema import Failure, Level2, Level3, Report, Settings
 from neuron_autoport.accuracy.served import Asking, ask_engine, judge_served
@@ -34,6 +35,7 @@ from neuron_autoport.accuracy.weights import GIB, Memory, estimate_memory, load_
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.models.tiny import tiny_config
+from neuron_autoport.nf.dispatch import reference
 from neuron_autoport.pipeline import expand_without, proved_port
 from neuron_autoport.port import port_model, replan
 from neuron_autoport.rewrite.emit import generate
@@ -92,7 +94,8 @@ class _Validation:
     def _candidate(self) -> Candidate:
         options = self.options
         if options.prove:
-            proved = proved_port(self.target, self.rules, without=frozenset(options.without))
+            with reference():  # what is proved must not depend on the machine
+                proved = proved_port(self.target, self.rules, without=frozenset(options.without))
             self.dropped = [
                 f"{d.class_name}:{d.rule} ({d.code}: {d.figures})" for d in proved.proof.dropped
             ]
@@ -130,8 +133,9 @@ class _Validation:
         options = self.options
         off = tuple(sorted(self.candidate.port.without))
         return Asking(
-            options.impl, options.dtype, options.steps, 2 * options.chunk, off, options.folders
-        )
+            options.impl, options.dtype, options.steps, 2 * options.chunk, off, options.folders,
+            options.tp, serving_platform(),
+        )  # fmt: skip
 
     def _here(
         self, ids: Tensor, layered: bool, answers: dict[str, Any] | None
@@ -254,9 +258,8 @@ class _Validation:
 
     def _not_shown(self, ids: Tensor, level2: list[Level2], tasks: bool) -> list[str]:
         """What a reader may not take for shown."""
-        notes = [
-            "the device: everything here ran on a CPU, NF functions and kernels by their torch reference"
-        ]
+        served = tasks or any("engine" in x.host for x in level2)
+        notes = serving_platform().not_shown(served)
         config = self.target.text_config if isinstance(self.target, ModelSource) else self.target
         window = getattr(config, "sliding_window", None)
         longest = max(len(p.ids) for p in self.prompts)

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from neuron_autoport.accuracy.platforms import CPU, Platform
 from neuron_autoport.accuracy.served import cause, engine_environment
 from neuron_autoport.errors import AutoportError
 
@@ -29,6 +30,8 @@ def vllm_server(
     impl: str,
     dtype: str,
     max_model_len: int,
+    tp: int = 1,
+    place: Platform = CPU,
     without: tuple[str, ...] = (),
     folders: tuple[str, ...] = (),
     waiting: Callable[[float], None] = lambda seconds: None,
@@ -36,7 +39,7 @@ def vllm_server(
     """Serve a model; gives the base URL.
 
     Args:
-        waiting: called about twice a second with the seconds since the start.
+        tp: ranks. place: what serves. waiting: called about twice a second with the seconds since the start.
 
     Raises:
         AutoportError: the server ended, or was not ready in time; with the cause from its log.
@@ -45,8 +48,12 @@ def vllm_server(
     command = [
         str(Path(sys.executable).with_name("vllm")), "serve", model, "--model-impl", impl,
         "--dtype", dtype, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model",
-        "--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--enforce-eager",
-        "--max-logprobs", "5",
+        "--max-model-len", str(max_model_len), "--max-num-seqs", "8",
+        "--tensor-parallel-size", str(tp), "--max-logprobs", "5",
+        *(["--enforce-eager"] if place.eager else []),
+        *([] if place.chunked else [
+            "--no-enable-prefix-caching", "--max-num-batched-tokens", str(max_model_len)
+        ]),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="autoport-serve-") as folder:
         log = Path(folder) / "log"

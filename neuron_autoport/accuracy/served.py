@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from neuron_autoport.accuracy.explain import Asked, prompt_failures
 from neuron_autoport.accuracy.level2 import References
 from neuron_autoport.accuracy.logits import Measured, Truth, judge_mode, measure
+from neuron_autoport.accuracy.platforms import CPU, Platform
 from neuron_autoport.accuracy.prompts import Prompt
 from neuron_autoport.accuracy.schema import Failure, Level2, ModeResult
 from neuron_autoport.accuracy.teacher import force
@@ -36,7 +37,10 @@ _TIMEOUT = 1800
 
 @dataclass(frozen=True)
 class Asking:
-    """How the engine is asked. budget: tokens per step, so that longer prompts are prefilled in chunks."""
+    """How the engine is asked. budget: tokens per step, so that longer prompts are prefilled in chunks.
+
+    tp: ranks. place: what serves.
+    """
 
     impl: str
     dtype: str
@@ -44,6 +48,8 @@ class Asking:
     budget: int
     without: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    tp: int = 1
+    place: Platform = CPU
 
 
 def ask_engine(source: ModelSource, prompts: list[Prompt], asking: Asking) -> dict[str, Any]:
@@ -63,7 +69,8 @@ def ask_engine(source: ModelSource, prompts: list[Prompt], asking: Asking) -> di
             "prompts": [list(p.ids) for p in prompts], "steps": asking.steps,
             "budget": asking.budget, "highest": min(_HIGHEST, vocabulary),
             "full": list(range(len(prompts))) if everything else [shortest],
-            "trust_remote_code": source.trust_remote_code,
+            "trust_remote_code": source.trust_remote_code, "tp": asking.tp,
+            "platform": asdict(asking.place),
         }), encoding="utf-8")  # fmt: skip
         command = [sys.executable, "-m", "neuron_autoport.accuracy.engine", str(job), str(result)]
         with log.open("wb") as output:
@@ -108,21 +115,20 @@ def judge_served(
 ) -> tuple[Level2, list[Failure]]:
     """Judge what the engine gave against truth and reference."""
     started = time.perf_counter()
-    known: dict[tuple[int, ...], tuple[Truth, Measured]] = {}
+    known: dict[tuple[int, tuple[int, ...]], tuple[Truth, Measured]] = {}
     modes: list[ModeResult] = []
     for way, results in answers.items():
         trio: list[tuple[Truth, Measured, Measured]] = []
         for prompt, found in zip(prompts, results, strict=True):
-            tokens = tuple(found["tokens"])
-            if tokens not in known:
-                known[tokens] = _reference(references, prompt.name, tokens)
-            truth, expected = known[tokens]
+            key = found["start"], tuple(found["tokens"])
+            if key not in known:
+                known[key] = _reference(references, prompt.name, *key)
+            truth, expected = known[key]
             trio.append((truth, expected, measure(truth, dense(found, truth.logits.shape[-1]))))
         modes.append(judge_mode(way, *(list(x) for x in zip(*trio, strict=True))))
     level2 = Level2(
         passed=all(m.passed for m in modes),
-        host=f"vLLM engine, {asking.impl}: prefill in steps of {asking.budget} tokens, then "
-        f"{asking.steps} decoded",
+        host=f"vLLM engine, {asking.impl}: {_asked_for(asking)}",
         modes=modes,
         cache=[],
         skipped={},
@@ -131,11 +137,18 @@ def judge_served(
     return level2, prompt_failures(level2, asked)
 
 
+def _asked_for(asking: Asking) -> str:
+    tail = f"{asking.steps} decoded" + (f", {asking.tp} ranks" if asking.tp > 1 else "")
+    if asking.place.chunked:
+        return f"prefill in steps of {asking.budget} tokens, then {tail}"
+    return f"on {asking.place.name}, logits of the last prompt token and of {tail}"
+
+
 def _reference(
-    references: References, name: str, tokens: tuple[int, ...]
+    references: References, name: str, first: int, tokens: tuple[int, ...]
 ) -> tuple[Truth, Measured]:
     exact, low = (
-        force(m, tokens, "whole", chunk=0, start=0).logits[:-1]
+        force(m, tokens, "whole", chunk=0, start=0).logits[first:-1]
         for m in (references.truth, references.low)
     )
     truth = Truth(name, exact)

@@ -30,6 +30,7 @@ from neuron_autoport.errors import AutoportError
 from neuron_autoport.models.source import ModelSource
 
 BUILTIN_TASKS = Path(__file__).with_name("tasks_builtin")
+GENERATED_TASKS = Path(__file__).with_name("tasks_generate")
 _MAX_LENGTH = 512
 _TIMEOUT = 3600
 # Metrics for which less is better are turned round, so that a difference below zero is always a loss.
@@ -58,7 +59,8 @@ def judge_tasks(
         AutoportError: the server or lm_eval failed.
     """
     started = time.perf_counter()
-    folder = (tasks or BUILTIN_TASKS).resolve()
+    generate_only = not asking.place.prompt_logits
+    folder = (tasks or (GENERATED_TASKS if generate_only else BUILTIN_TASKS)).resolve()
     if not any(folder.glob("**/*.yaml")):
         raise AutoportError(
             "There are no lm_eval tasks (*.yaml) in this folder.", str(folder),
@@ -67,14 +69,15 @@ def judge_tasks(
     model = str(source.folder or source.name)
     with vllm_server(
         model, impl=asking.impl, dtype=asking.dtype, max_model_len=_MAX_LENGTH, without=asking.without,
-        folders=asking.folders, waiting=lambda s: progress("level 1: starting the server", int(s), 0),
+        folders=asking.folders, tp=asking.tp, place=asking.place,
+        waiting=lambda s: progress("level 1: starting the server", int(s), 0),
     ) as url:  # fmt: skip
         progress("level 1: tasks on the served model", 0, 2)
-        ported = run_lm_eval(url, model, folder, limit)
+        ported = run_lm_eval(url, model, folder, limit, generate_only=generate_only)
     progress("level 1: tasks on the reference", 1, 2)
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=source.trust_remote_code)
     with reference_server(load_weights(source).model, tokenizer) as url:
-        reference = run_lm_eval(url, model, folder, limit)
+        reference = run_lm_eval(url, model, folder, limit, generate_only=generate_only)
     progress("level 1", 2, 2)
     results = compare_tasks(ported, reference, margin)
     level = Level1(
@@ -86,8 +89,13 @@ def judge_tasks(
     return level, [_failure(r, asked) for r in results if not r.passed]
 
 
-def run_lm_eval(url: str, tokenizer: str, tasks: Path, limit: int | None) -> Documents:
+def run_lm_eval(
+    url: str, tokenizer: str, tasks: Path, limit: int | None, *, generate_only: bool = False
+) -> Documents:
     """All tasks of a folder against one server.
+
+    Args:
+        generate_only: leave out the tasks that ask for probabilities of given text.
 
     Raises:
         AutoportError: lm_eval failed; with the cause.
@@ -96,7 +104,7 @@ def run_lm_eval(url: str, tokenizer: str, tasks: Path, limit: int | None) -> Doc
         job, result = Path(folder) / "job.json", Path(folder) / "result.json"
         job.write_text(json.dumps({
             "url": url, "tokenizer": tokenizer, "tasks": str(tasks), "limit": limit,
-            "max_length": _MAX_LENGTH,
+            "max_length": _MAX_LENGTH, "generate_only": generate_only,
         }), encoding="utf-8")  # fmt: skip
         env = {
             **os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TQDM_DISABLE": "1",

@@ -200,30 +200,43 @@ def _mismatch(parts: Sequence[list[Tensor]]) -> str | None:
 def _figures(
     name: str, triples: Sequence[tuple[Tensor, Tensor, Tensor]], limits: Limits
 ) -> ThreeWay:
+    equal = all(torch.equal(e.nan_to_num(), a.nan_to_num()) for _, e, a in triples)
     errors: list[tuple[Tensor, Tensor]] = []
     linf = l2 = 0.0
     finite, squares, elements = True, 0.0, 0
     eps = 0.0
     for base, expected, actual in triples:
-        exact = base.double()
-        usable = torch.isfinite(exact)
-        finite &= bool(torch.equal(usable, torch.isfinite(actual.double())))
-        usable &= torch.isfinite(expected.double()) & torch.isfinite(actual.double())
-        exact = exact[usable]
-        wrong = [v.double()[usable] - exact for v in (expected, actual)]
-        errors.append((wrong[0], wrong[1]))
-        squares += float(exact.square().sum())
+        usable, alike = _usable(base, expected, actual)
+        finite &= alike
+        exact = _picked(base, usable)
+        own = _picked(expected, usable) - exact
+        mine = own if equal else _picked(actual, usable) - exact
+        errors.append((own, mine))
+        squares += exact.numel() * rms(exact) ** 2
         elements += exact.numel()
         if exact.numel():
-            worst = [float(e.abs().max()) for e in wrong]
+            worst = [float(e.abs().max()) for e in (own, mine)]
             linf = max(linf, ratio(worst[1], worst[0]))
-            l2 = max(l2, ratio(rms(wrong[1]), rms(wrong[0])))
+            l2 = max(l2, ratio(rms(mine), rms(own)))
         eps = max(eps, _FLOOR_ULPS.get(actual.dtype, 0.0) * _EPS.get(actual.dtype, 0.0))
-    own, mine = (torch.cat([e[i] for e in errors]) if errors else torch.zeros(0) for i in (0, 1))
+    owns, mines = (torch.cat([e[i] for e in errors]) if errors else torch.zeros(0) for i in (0, 1))
     scale = math.sqrt(squares / elements) if elements and squares else 1.0
-    equal = all(torch.equal(e.nan_to_num(), a.nan_to_num()) for _, e, a in triples)
+    own_rms, my_rms = rms(owns), rms(mines)
     return ThreeWay(
-        name, bhattacharyya(own, mine), ratio(rms(mine), rms(own)), linf, l2,
-        rms(mine) / scale, rms(own) / scale, equal, finite,
-        rms(mine) <= eps * scale, elements, limits,
+        name, 1.0 if equal else bhattacharyya(owns, mines), ratio(my_rms, own_rms), linf, l2,
+        my_rms / scale, own_rms / scale, equal, finite,
+        my_rms <= eps * scale, elements, limits,
     )  # fmt: skip
+
+
+def _usable(base: Tensor, expected: Tensor, actual: Tensor) -> tuple[Tensor | None, bool]:
+    """Where all three are finite (None: everywhere), and whether actual is where base is."""
+    here, there = torch.isfinite(base), torch.isfinite(actual)
+    alike = bool(torch.equal(here, there))
+    usable = here & there & torch.isfinite(expected)
+    return (None if bool(usable.all()) else usable), alike
+
+
+def _picked(values: Tensor, usable: Tensor | None) -> Tensor:
+    """The usable values, flat, in float64."""
+    return (values.flatten() if usable is None else values[usable]).double()

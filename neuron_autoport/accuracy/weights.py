@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from neuron_autoport.accuracy.checkpoint import check_files, check_loaded, check_shape
 from neuron_autoport.errors import AutoportError, ModelError
 from neuron_autoport.models.build import meta_model, real_model
 from neuron_autoport.models.failures import BUILD_ERRORS, one_line
@@ -170,11 +171,15 @@ def load_weights(
     if source.trust_remote_code:
         kwargs["trust_remote_code"] = True
     name = str(source.folder) if source.folder is not None else source.name
+    check_files(source.folder)
+    # Shapes that do not fit are reported by name below, not as one that loading stopped at.
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         with _quiet():
             if not layered:
-                model = AutoModelForCausalLM.from_pretrained(name, **kwargs).eval()
-                return Weights(source, model, None)
+                model, info = AutoModelForCausalLM.from_pretrained(name, **kwargs)
+                check_loaded(info, name)
+                return Weights(source, model.eval(), None)
             return _load_layered(source, name, kwargs)
     except _LOAD_ERRORS as error:
         raise ModelError(
@@ -192,9 +197,11 @@ def _load_layered(source: ModelSource, name: str, kwargs: dict[str, Any]) -> Wei
             "pip install neuron-autoport[validate]",
         ) from None
     folder = tempfile.mkdtemp(prefix="autoport-offload-")
-    model = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         name, device_map={"": "disk"}, offload_folder=folder, **kwargs
-    ).eval()
+    )
+    check_loaded(info, name)
+    model.eval()
     maps = {}
     for path, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)
@@ -217,6 +224,7 @@ def _fill(unit: nn.Module, path: str, maps: dict[str, Any]) -> None:
             if full not in maps:
                 raise AutoportError(f"{full}.{local} has no weights on disk", full)
             value = maps[full][local].to(torch.float32)
+            check_shape(f"{full}.{local}", value, parameter)
             module._parameters[local] = nn.Parameter(value, requires_grad=False)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from neuron_autoport.cli import validate_options as given
 from neuron_autoport.errors import AutoportError, ProofFailed
 
 if TYPE_CHECKING:
     from neuron_autoport.accuracy.options import Options
     from neuron_autoport.accuracy.schema import Report
+    from neuron_autoport.models.source import ModelSource
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -31,137 +33,77 @@ EPILOG = """[bold]Examples[/bold]
 """
 
 
-class DtypeChoice(StrEnum):
-    """What the port runs in."""
-
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-    float16 = "float16"
-
-
 def validate_command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A folder with weights, a model type such as qwen3, or a hub id."
-        ),
-    ],
-    level: Annotated[
-        str | None,
-        typer.Option(
-            metavar="3,2,1",
-            help="3: every module, 2: whole prompts, 1: tasks. Without it: all that can be run here.",
-        ),
-    ] = None,
-    impl: Annotated[
-        str,
-        typer.Option(
-            help="vLLM's model_impl to judge. Any but neuron-transformers is judged as served, at levels 2 and 1."
-        ),
-    ] = "neuron-transformers",
-    dtype: Annotated[
-        DtypeChoice, typer.Option(help="What the port runs in.")
-    ] = DtypeChoice.bfloat16,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")
-    ] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a report page.")
-    ] = None,
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="A folder of rules of your own. Repeatable."),
-    ] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CLASS:RULE", help="Switch a rule off, in one class or (RULE) in all."
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="A file of prompts, or a folder. Without it: built in."),
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, help="At most so many prompts.")] = 6,
-    length: Annotated[int, typer.Option(min=4, help="Tokens per prompt, at most.")] = 96,
-    chunk: Annotated[int, typer.Option(min=1, help="Tokens per piece of chunked prefill.")] = 16,
-    tasks: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="A folder of lm_eval tasks. Without it: the one built in."
-        ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Documents per task, at most.")] = None,
-    margin: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Largest loss of accuracy that is accepted.")
-    ] = 0.05,
-    memory: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, metavar="GIB", help="Stay within this; a larger model goes layer by layer."
-        ),
-    ] = None,
-    bisect: Annotated[
-        bool, typer.Option("--bisect", help="Find the smallest set of rules behind a failure.")
-    ] = False,
-    no_prove: Annotated[
-        bool,
-        typer.Option(
-            "--no-prove", help="Judge every planned rewrite, also those the proof would leave out."
-        ),
-    ] = False,
-    engine: Annotated[
-        bool | None,
-        typer.Option(
-            "--engine/--no-engine",
-            help="Level 2 of the served model, too. Without it: if vLLM is there.",
-        ),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    model: given.Model,
+    level: given.Level = None,
+    impl: given.Impl = "neuron-transformers",
+    dtype: given.Dtype = given.DtypeChoice.bfloat16,
+    json_file: given.JsonFile = None,
+    html_file: given.HtmlFile = None,
+    rules: given.Rules = None,
+    without: given.Without = None,
+    prompts: given.Prompts = None,
+    count: given.Count = 6,
+    length: given.Length = 96,
+    chunk: given.Chunk = 16,
+    tasks: given.Tasks = None,
+    limit: given.Limit = None,
+    margin: given.Margin = 0.05,
+    memory: given.MemoryLimit = None,
+    tp: given.Ranks = 1,
+    bisect: given.Bisect = False,
+    no_prove: given.NoProve = False,
+    engine: given.Engine = None,
+    trust_remote_code: given.Trust = False,
 ) -> None:
     """Judge the accuracy of MODEL's port: each module, whole prompts, and tasks.
 
     Exit code 3 if anything fails, 2 if the model, the prompts or a tool is not there.
     """
     levels = _levels(level)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _settle_threads()
     from neuron_autoport.accuracy.options import Options, available_levels
-    from neuron_autoport.accuracy.run import validate
     from neuron_autoport.models.source import load_model_config
-    from neuron_autoport.rules.library import load_rules
 
     source = load_model_config(model, trust_remote_code=trust_remote_code)
     can, why_not = available_levels(source, impl, levels, engine)
+    _check_writable(json_file, html_file)
     options = Options(
-        levels=can.levels,
-        impl=impl,
-        dtype=dtype.value,
-        without=tuple(without or ()),
-        prompts=prompts,
-        count=count,
-        length=length,
-        chunk=chunk,
-        memory=None if memory is None else int(memory * 2**30),
-        prove=not no_prove,
-        engine=can.engine,
-        bisect=bisect,
-        tasks=tasks,
-        limit=limit,
-        margin=margin,
-        left_out=tuple(why_not),
-        folders=tuple(map(str, rules or ())),
-    )
-    for file in (json_file, html_file):
+        levels=can.levels, impl=impl, dtype=dtype.value, without=tuple(without or ()), prompts=prompts,
+        count=count, length=length, chunk=chunk,
+        memory=None if memory is None else int(memory * 2**30), tp=tp, prove=not no_prove,
+        engine=can.engine, bisect=bisect, tasks=tasks, limit=limit, margin=margin,
+        left_out=tuple(why_not), folders=tuple(map(str, rules or ())),
+    )  # fmt: skip
+    report = _validated(source, options, rules or [])
+    _write(report, json_file, html_file)
+    _finish(report, model)
+
+
+def _settle_threads() -> None:
+    """Settings that count only before torch is imported.
+
+    Level 3 runs many small products, and between them the threads of one wait for the next. Spinning
+    while they wait, as they do by default, takes the processor from whatever else runs.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _check_writable(*files: Path | None) -> None:
+    for file in files:
         if file is not None and not file.absolute().parent.is_dir():
             raise AutoportError(
                 "There is no such folder to write to.", str(file), f"mkdir -p {file.parent}"
             )
+
+
+def _validated(source: ModelSource, options: Options, folders: list[Path]) -> Report:
+    from neuron_autoport.accuracy.run import validate
+    from neuron_autoport.rules.library import load_rules
+
     with _shown_progress() as progress:
-        report = validate(source, load_rules(rules or []), _with_progress(options, progress))
-    _write(report, json_file, html_file)
-    _finish(report, model)
+        return validate(source, load_rules(folders), replace(options, progress=progress))
 
 
 def _levels(text: str | None) -> tuple[int, ...] | None:
@@ -171,12 +113,6 @@ def _levels(text: str | None) -> tuple[int, ...] | None:
     if not parts or any(p not in ("1", "2", "3") for p in parts):
         raise typer.BadParameter("levels are 1, 2 and 3, separated by commas", param_hint="--level")
     return tuple(sorted({int(p) for p in parts}, reverse=True))
-
-
-def _with_progress(options: Options, progress: Callable[[str, int, int], None]) -> Options:
-    from dataclasses import replace
-
-    return replace(options, progress=progress)
 
 
 @contextmanager

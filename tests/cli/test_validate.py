@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,19 @@ def test_mistakes(words: tuple[str, ...], code: int, message: str) -> None:
     done = autoport(*words)
     assert done.exit_code == code and message in " ".join(done.output.split()), done.output
     assert "Traceback" not in done.output
+
+
+def test_threads_are_settled_before_torch_is_there() -> None:
+    """OpenMP reads its settings once, when torch is imported: the command must come first."""
+    code = (
+        "import os, sys; os.environ.pop('OMP_WAIT_POLICY', None)\n"
+        "import neuron_autoport.cli.app\n"
+        "from neuron_autoport.cli.validate import _settle_threads\n"
+        "assert 'torch' not in sys.modules\n"
+        "_settle_threads(); print(os.environ['OMP_WAIT_POLICY'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "PASSIVE\n"), done.stderr
 
 
 def test_a_model_type_stands_for_a_small_model() -> None:

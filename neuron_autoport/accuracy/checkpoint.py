@@ -1,0 +1,83 @@
+"""Is a checkpoint what the model takes? Files that cannot be read, tensors that are missing or of other shapes."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from neuron_autoport.errors import ModelError
+
+_SHOWN = 3
+
+
+def check_files(folder: Path | None) -> None:
+    """Open each safetensors file of a folder.
+
+    Raises:
+        ModelError: a file is cut off or is none; with its name.
+    """
+    for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            size = file.stat().st_size if file.exists() else 0
+            what = f"This file is no whole safetensors file ({size} bytes): {error}."
+            raise ModelError(what, str(file), "copy it again from where it came from") from None
+
+
+def check_loaded(info: dict[str, Any], name: str) -> None:
+    """What loading said of the checkpoint's tensors.
+
+    Args:
+        info: the loading info of transformers. name: the model, for errors.
+
+    Raises:
+        ModelError: a tensor is missing, or has another shape: it would be made up.
+    """
+    mismatched = [_shapes(m) for m in sorted(info.get("mismatched_keys") or ())]
+    if mismatched:
+        raise _other_shapes(mismatched, name)
+    missing = sorted(info.get("missing_keys") or ())
+    extra = sorted(info.get("unexpected_keys") or ())
+    if missing:
+        near = difflib.get_close_matches(missing[0], extra, n=1, cutoff=0.6)
+        hint = f" The nearest that no module takes is {near[0]}." if near else ""
+        what = f"The checkpoint lacks tensors of the model: {_listed(missing)}.{hint}"
+        raise ModelError(what, name, f"autoport inspect {name} shows what config.json asks for")
+    if extra:
+        said = "tensors of the checkpoint that no module takes are left out: %s"
+        logging.getLogger("neuron_autoport").warning(said, _listed(extra))
+
+
+def check_shape(tensor: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """The same for one tensor that is read later.
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    if found.shape != wanted.shape:
+        raise _other_shapes([_shapes((tensor, found.shape, wanted.shape))], tensor)
+
+
+def _other_shapes(named: list[str], where: str) -> ModelError:
+    what = f"Tensors of the checkpoint have other shapes than the model's: {_listed(named)}."
+    return ModelError(what, where, "autoport inspect FOLDER shows what config.json asks for")
+
+
+def _shapes(mismatch: Any) -> str:
+    """`name (is [3, 3], must be [96, 64])`."""
+    if isinstance(mismatch, str):
+        return mismatch
+    name, found, wanted = mismatch
+    return f"{name} (is {list(found)}, must be {list(wanted)})"
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
