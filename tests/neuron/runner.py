@@ -105,7 +105,7 @@ def _run(
 ) -> list[Generation]:
     """All rounds on this rank."""
     ep_degree = options.ep_degree if options.expert_parallel else 1
-    with installed(State(), ep_degree) as double:
+    with installed(State(simulate=options.simulate), ep_degree) as double:
         rank = Rank(model_class, folder, options, double)
         results = []
         for each in rounds:

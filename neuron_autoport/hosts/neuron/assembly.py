@@ -11,18 +11,21 @@ from torch import nn
 from neuron_autoport.hosts.neuron.attention import NEURON_ATTENTION, STATE
 from neuron_autoport.hosts.neuron.buffers import persistent_to_parameters
 from neuron_autoport.hosts.neuron.call import Call, LayerState
-from neuron_autoport.hosts.neuron.decode import decode_limit, settle_norms, with_decode
+from neuron_autoport.hosts.neuron.decode import settle_norms, with_decode
 from neuron_autoport.hosts.neuron.decode_form import NotThis, read_decode_form
+from neuron_autoport.hosts.neuron.decode_step import decode_limit
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.errors import refuse
+from neuron_autoport.hosts.neuron.experts import DENSE
+from neuron_autoport.hosts.neuron.facts import LayerFacts, attention_limit
 from neuron_autoport.hosts.neuron.head import VocabHead
 from neuron_autoport.hosts.neuron.install import install_sharded
-from neuron_autoport.hosts.neuron.limits import projection_limits
+from neuron_autoport.hosts.neuron.limits import own_calls, projection_limits
 from neuron_autoport.hosts.neuron.loading import Loading
 from neuron_autoport.hosts.neuron.model import Parts
 from neuron_autoport.hosts.neuron.names import ModelNames
-from neuron_autoport.hosts.neuron.plan import HostPlan, attention_limit
-from neuron_autoport.hosts.neuron.probe import LayerFacts, base_model, use_experts
+from neuron_autoport.hosts.neuron.plan import HostPlan, own_attention
+from neuron_autoport.hosts.neuron.probe import base_model, use_experts
 from neuron_autoport.hosts.neuron.recipes import Part, Recipe, Share, whole
 from neuron_autoport.hosts.neuron.rope import check_rope, freeze_rope
 from neuron_autoport.hosts.neuron.sampling import Sampling
@@ -87,7 +90,7 @@ class Assembly:
     def make(self, cls: type[Any], neuron_config: Any) -> Any:
         """An instance of `cls`."""
         source = self.ported.source
-        head = _head(self.ported.port, source.name)
+        head = read_vocabulary_head(self.ported.port, source.name)
         model = meta_model(source, dtype=self.dtype, attn_implementation=NEURON_ATTENTION)
         use_experts(model)
         check_rope(model, source.name)
@@ -98,6 +101,9 @@ class Assembly:
         self.install(base)
         persistent_to_parameters(base)
         states = [self.attach(base, facts) for facts in self.ported.layers]
+        for module in base.modules():
+            for phase in ("prefill", "decode") if is_experts(module) else ():
+                self.plan.add(phase, type(module).__name__, "experts", DENSE)
         if self.ranks.size > 1:
             self.share_all_experts(base)
             self.sum_shared(base)
@@ -135,6 +141,8 @@ class Assembly:
             name = plan.trace.module_class.__name__
             for phase, function, reason in projection_limits(plan, split):
                 self.plan.add(phase, name, function, reason)
+            for phase, call in own_calls(plan):
+                self.plan.add_own(phase, name, call)
             if split > 1:
                 self.shared.add(below)
             places = (f"model.{below}", path)
@@ -198,6 +206,8 @@ class Assembly:
         module = base.get_submodule(facts.path)
         setattr(module, STATE, state)
         self.plan.add("prefill", facts.class_name, "flash_attention", limit)
+        if limit is not None:
+            self.plan.add_own("prefill", facts.class_name, own_attention(facts, self.dtype))
         self.plan.add("chunked prefill", facts.class_name, "segmented_attention", limit)
         reason = self.fuse_decode(module, facts, kv_heads)
         self.plan.add("decode", facts.class_name, "attention_decode", reason)
@@ -246,7 +256,8 @@ class Assembly:
         return made
 
 
-def _head(port: Port, where: str) -> Head:
+def read_vocabulary_head(port: Port, where: str) -> Head:
+    """What stands between the last hidden state and the logits; a refusal if that is unknown."""
     try:
         return read_head(port.trace)
     except UnknownHead as error:

@@ -1,8 +1,9 @@
 """The attention interface of the Neuron host: cache write and attention in the three forms of a step.
 
-Single-shot prefill attends to the tokens of the call (`NF.flash_attention`), chunked prefill to the cache
-through the block table (`NF.segmented_attention`), decode to the cache in plain torch operations. Masks
-are made here from positions; transformers makes none for an implementation it has no mask for.
+Single-shot prefill attends to the tokens of the call (`NF.flash_attention`, or our own
+`NK.softcap_attention` for what that does not take), chunked prefill to the cache through the block table
+(`NF.segmented_attention`), decode to the cache in plain torch operations. Masks are made here from
+positions; transformers makes none for an implementation it has no mask for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from neuron_autoport import kernels as NK
 from neuron_autoport import nf as NF
 from neuron_autoport.hosts.neuron.call import LayerState
 from neuron_autoport.hosts.neuron.paged import attend, decode_keys, read_cache, write_cache
@@ -61,12 +63,9 @@ def _prefill(
     sinks: Tensor | None,
 ) -> Tensor:
     window = layer.facts.window
-    if layer.torch_only is not None:
-        rows = torch.arange(query.shape[2], device=query.device)
-        seen = rows <= rows[:, None]
-        if window:
-            seen = seen & (rows > rows[:, None] - window)
-        return attend(query, key, value, seen[None, None], scale, softcap, sinks)
+    if layer.no_nf is not None:
+        own = NK.softcap_attention(query, key, value, scale, softcap, window, sinks)
+        return own.transpose(1, 2)
     out = NF.flash_attention(
         query[0],
         key[0],
@@ -92,7 +91,7 @@ def _chunk(
     k_cache, v_cache = layer.k_cache, layer.v_cache
     assert k_cache is not None and v_cache is not None
     table, prior = entry["block_table_tensor"], entry["cached_seq_len"]
-    if layer.torch_only is not None or chunk_limit(entry, query.shape[2], window) is not None:
+    if layer.no_nf is not None or chunk_limit(entry, query.shape[2], window) is not None:
         places = prior.view(1, 1) + torch.arange(query.shape[2], device=query.device)
         key, value = read_cache(k_cache, v_cache, table, query.dtype)
         seen = decode_keys(table, places, size, window)

@@ -12,9 +12,10 @@ from neuron_autoport.errors import AutoportError
 from neuron_autoport.hosts.neuron.assembly import Assembly, Ported
 from neuron_autoport.hosts.neuron.engine import current_ranks, model_dtype
 from neuron_autoport.hosts.neuron.errors import NeuronHostError, refuse
+from neuron_autoport.hosts.neuron.facts import LayerFacts
 from neuron_autoport.hosts.neuron.options import check_options
 from neuron_autoport.hosts.neuron.out_of_place import out_of_place
-from neuron_autoport.hosts.neuron.probe import LayerFacts, read_layers
+from neuron_autoport.hosts.neuron.probe import read_layers
 from neuron_autoport.models.source import ModelSource, source_of_config
 from neuron_autoport.nf.dispatch import reference
 from neuron_autoport.pipeline import proved_port

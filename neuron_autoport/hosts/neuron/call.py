@@ -7,12 +7,14 @@ share. Both are ordinary Python objects, which torch.compile follows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neuron_autoport.hosts.neuron.decode_form import DecodeForm
-from neuron_autoport.hosts.neuron.probe import LayerFacts
+from neuron_autoport.hosts.neuron.facts import LayerFacts
+
+if TYPE_CHECKING:
+    from neuron_autoport.hosts.neuron.decode_form import DecodeForm
 
 
 class Call:
@@ -49,14 +51,14 @@ class Call:
 class LayerState:
     """One attention layer's facts and cache.
 
-    torch_only: why no NF attention is used, if so. heads, kv_heads: of this rank. form: how decode goes to
+    no_nf: why no NF attention is used, if so. heads, kv_heads: of this rank. form: how decode goes to
     the fused function, if it does.
     """
 
     def __init__(
-        self, facts: LayerFacts, call: Call, torch_only: str | None, heads: int, kv_heads: int
+        self, facts: LayerFacts, call: Call, no_nf: str | None, heads: int, kv_heads: int
     ) -> None:
-        self.facts, self.call, self.torch_only = facts, call, torch_only
+        self.facts, self.call, self.no_nf = facts, call, no_nf
         self.heads, self.kv_heads = heads, kv_heads
         self.name = facts.path
         self.form: DecodeForm | None = None

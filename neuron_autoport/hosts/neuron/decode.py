@@ -8,39 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from neuron_autoport import nf as NF
 from neuron_autoport.hosts.neuron.attention import STATE
 from neuron_autoport.hosts.neuron.call import LayerState
 from neuron_autoport.hosts.neuron.decode_form import DecodeForm, fill_result, pick_argument
-from neuron_autoport.hosts.neuron.probe import LayerFacts
-
-MOST_TOKENS = 8
-
-
-def decode_limit(facts: LayerFacts, hidden: int, kv_heads: int) -> str | None:
-    """Why the decode kernel cannot run for a layer on this rank; None if it can."""
-    if facts.softcap is not None:
-        return f"scores are soft-capped at {facts.softcap:g}, which no NF attention does"
-    if kv_heads != 1:
-        return f"{kv_heads} key/value heads per rank, the kernel takes 1"
-    if hidden % 128:
-        return f"hidden size {hidden} is no multiple of 128"
-    if facts.head_dim > 128 or facts.head_dim % 2:
-        return f"heads are {facts.head_dim} wide, the kernel takes an even width up to 128"
-    return None
-
-
-def call_limit(entry: dict[str, Any], tokens: int) -> str | None:
-    """Why one step cannot go to the kernel: its table's width and its new tokens per request."""
-    context = entry["block_table_tensor"].shape[1] * entry["block_size"]
-    if context != 128 and context % 256:
-        return f"a table of {context} positions, the mask takes 128 or a multiple of 256"
-    if tokens > MOST_TOKENS:
-        return f"{tokens} new tokens per request, the kernel takes {MOST_TOKENS}"
-    return None
+from neuron_autoport.hosts.neuron.decode_step import (
+    call_limit,
+    decode_mask,
+    fold_head_norms,
+    half_table,
+    kernel_slots,
+)
 
 
 def with_decode(module: nn.Module, form: DecodeForm) -> None:
@@ -53,27 +33,8 @@ def with_decode(module: nn.Module, form: DecodeForm) -> None:
 
 def settle_norms(module: nn.Module, form: DecodeForm) -> None:
     """Fold each head norm into its weight [1, d], from what the norm does to a row of ones."""
-    if form.norm is None:
-        return
-    for name, path in (("decode_q_gamma", form.norm.query), ("decode_k_gamma", form.norm.key)):
-        norm = module.get_submodule(path)
-        weight = next(norm.parameters(), None)
-        if weight is None or weight.is_meta:
-            continue
-        gamma = _gamma(norm, weight, form.norm.eps)
-        module.register_buffer(name, gamma, persistent=False)
-
-
-def _gamma(norm: nn.Module, weight: Tensor, eps: float) -> Tensor:
-    width = weight.shape[-1]
-    dtype = weight.dtype
-    with torch.no_grad():
-        norm.float()
-        ones = torch.ones(1, 1, 1, width, device=weight.device)
-        gamma = norm(ones).view(1, width) * (1.0 + eps) ** 0.5
-        norm.to(dtype)
-    exact = torch.equal(gamma.to(dtype).float(), gamma)
-    return gamma.to(dtype) if exact else gamma
+    if form.norm is not None:
+        fold_head_norms(module, form.norm.query, form.norm.key, form.norm.eps)
 
 
 class _Fused:
@@ -105,7 +66,7 @@ def _decode(
     batch, tokens, width = hidden.shape
     half = layer.facts.head_dim // 2
     cos, sin = (
-        None if path is None else _half(pick_argument(path, args, kwargs), batch, half)
+        None if path is None else half_table(pick_argument(path, args, kwargs), batch, half)
         for path in (form.cos, form.sin)
     )
     norm: dict[str, Any] = {}
@@ -129,52 +90,12 @@ def _decode(
         active_blocks_table=entry["block_table_tensor"],
         K_cache=layer.k_cache,
         V_cache=layer.v_cache,
-        attention_mask=_mask(layer, entry, batch, tokens, heads),
+        attention_mask=decode_mask(layer, entry, batch, tokens, heads),
         sink=sinks,
         softmax_scale=form.scale,
         update_cache=True,
-        kv_cache_update_idx=_slots(entry["slot_mapping"], layer.k_cache, batch),
+        kv_cache_update_idx=kernel_slots(entry["slot_mapping"], layer.k_cache, batch),
         W_out=getattr(module, f"{form.out.attr}_weight"),
         bias_out=getattr(module, f"{form.out.attr}_bias", None),
     )
     return out.view(batch, tokens, width)
-
-
-def _half(table: Tensor, batch: int, half: int) -> Tensor:
-    """cos or sin [1 or B, S, d or d/2] -> [d/2, B, S]."""
-    return table[..., :half].expand(batch, -1, -1).permute(2, 0, 1)
-
-
-def _slots(slots: Tensor, cache: Tensor, batch: int) -> Tensor:
-    """uint32 [B, S]; a slot that is none goes to slot 0, in the block that belongs to no request."""
-    capacity = cache.shape[0] * cache.shape[2]
-    valid = (slots >= 0) & (slots < capacity)
-    return torch.where(valid, slots, torch.zeros_like(slots)).view(batch, -1).to(torch.uint32)
-
-
-def _mask(layer: LayerState, entry: dict[str, Any], batch: int, tokens: int, heads: int) -> Tensor:
-    """The kernel's mask; made once per step for all layers with the same table and window."""
-    call, window = layer.call, layer.facts.window
-    size = entry["block_size"]
-    context = entry["block_table_tensor"].shape[1] * size
-    offset = entry.get("swa_kv_pos_offset")
-    key = (window, context, heads, offset is None)
-    if key not in call.masks:
-        positions = call.positions
-        assert positions is not None
-        if offset is not None:
-            positions = positions - offset[:, None]
-        positions = positions.clamp(min=0)
-        start = None
-        if window:
-            start = (positions - window + 1).clamp(min=0).view(1, -1).float()
-        call.masks[key] = NF.gen_attention_decode_mask(
-            positions.reshape(1, -1).float(),
-            batch,
-            heads,
-            tokens,
-            context,
-            start_pos=start,
-            block_len=size,
-        )
-    return call.masks[key]

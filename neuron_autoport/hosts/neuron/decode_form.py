@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from neuron_autoport.fused import FusedWeight
 from neuron_autoport.hosts.neuron.rotation import rotation, under
 from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.rewrite.site import FusedWeight
 from neuron_autoport.trace.ops import Op
 
 Path = tuple[Any, ...]

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 EXPERTS = "neuron_autoport_dense"
+# Why no NF function runs the experts, as plans say it.
+DENSE = "every expert runs on every token; NF keeps the weights of experts in another layout"
 
 
 def dense_experts(

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from neuron_autoport.hosts.neuron.engine import Ranks
-from neuron_autoport.trace.head import Head
+
+
+class LogitForm(Protocol):
+    """Constant factors and soft-cap of the logits: `trace.head.Head`, or what a package says."""
+
+    @property
+    def scale(self) -> float: ...
+    @property
+    def soft_cap(self) -> float | None: ...
+    @property
+    def scale_after_cap(self) -> float: ...
 
 
 class VocabHead(nn.Module):
@@ -17,7 +29,7 @@ class VocabHead(nn.Module):
     """
 
     def __init__(
-        self, head: Head, vocab: int, width: int, bias: bool, dtype: torch.dtype, ranks: Ranks
+        self, head: LogitForm, vocab: int, width: int, bias: bool, dtype: torch.dtype, ranks: Ranks
     ) -> None:
         super().__init__()
         self.head, self.vocab, self.ranks = head, vocab, ranks

@@ -7,13 +7,16 @@ will be loaded from.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from neuron_autoport.fused import FusedWeight, WeightPart, plain_attributes
 from neuron_autoport.hosts.neuron.recipes import Part, Recipe, Share
-from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.rewrite.site import FusedWeight, WeightPart, plain_attributes
+
+if TYPE_CHECKING:
+    from neuron_autoport.rewrite.plan import ClassPlan
 
 
 def install_sharded(
@@ -34,7 +37,7 @@ def install_sharded(
     hosted, original = names
     for site in plan.sites:
         for weight in site.weights:
-            for kind, recipe, shape in _tensors(module, weight, original, ranks):
+            for kind, recipe, shape in fused_tensors(module, weight, original, ranks):
                 like = getattr(module.get_submodule(weight.parts[0].module), weight.parts[0].weight)
                 made = torch.empty(shape, dtype=like.dtype, device="meta")
                 name = f"{weight.attr}_{kind}"
@@ -72,10 +75,14 @@ def _shares(weight: FusedWeight, ranks: int) -> list[Share | None]:
     return shares
 
 
-def _tensors(
+def fused_tensors(
     module: nn.Module, weight: FusedWeight, original: str, ranks: int
 ) -> list[tuple[str, Recipe, tuple[int, ...]]]:
-    """(weight or bias, recipe, shape) of the parameters a fused weight becomes."""
+    """(weight or bias, recipe, shape) of the parameters a fused weight becomes.
+
+    Args:
+        module: that has the parts. original: its dotted path in the Hugging Face model.
+    """
     columns = _columns(weight)
     shares = _shares(weight, ranks)
     if len(shares) != len(columns):

@@ -7,21 +7,25 @@ decode.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from neuron_autoport import nf as NF
 from neuron_autoport.hosts.neuron.call import Call, LayerState
 from neuron_autoport.hosts.neuron.checkpoint import open_checkpoint
 from neuron_autoport.hosts.neuron.engine import Ranks, kv_classes
 from neuron_autoport.hosts.neuron.errors import refuse
 from neuron_autoport.hosts.neuron.head import VocabHead
 from neuron_autoport.hosts.neuron.loading import Loading
-from neuron_autoport.hosts.neuron.plan import HostPlan
 from neuron_autoport.hosts.neuron.sampling import Sampling
+
+if TYPE_CHECKING:
+    from neuron_autoport.hosts.neuron.plan import HostPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,7 @@ class Parts:
     ranks: Ranks
     sampling: Sampling
     loading: Loading
-    host_plan: HostPlan
+    host_plan: HostPlan | None
     dtype: torch.dtype
 
 
@@ -43,7 +47,7 @@ class NeuronTransformersForCausalLM(nn.Module):
     """A ported causal language model. Made by `from_configs` only.
 
     model: the Hugging Face base model with rewritten classes. lm_head: this rank's part of the head.
-    host_plan: what runs in a kernel and what does not, and why.
+    host_plan: what runs in a kernel and what does not, and why; an exported package has it in its README.
     """
 
     is_text_generation_model = True
@@ -166,11 +170,17 @@ class NeuronTransformersForCausalLM(nn.Module):
         rows = entry["block_table_tensor"].shape[0] if decode else 1
         ids, places = input_ids.view(rows, -1), positions.view(rows, -1)
         self.call.start(attn_metadata, decode, places, rank)
-        out = self.model(input_ids=ids, position_ids=places, use_cache=False)
+        with NF.decode_phase() if decode else nullcontext():  # rules may have a form for decode
+            hidden = self.last_hidden(ids, places).flatten(0, 1)[sampling_positions]
         self.call.end()
-        hidden = out.last_hidden_state.flatten(0, 1)[sampling_positions]
         logits = self.lm_head(hidden, rank)
         return self.sampling(self.lm_head, logits, sampling_params, logit_mask, rank)
+
+    def last_hidden(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """What the base model gives for ids and positions [B, S]: [B, S, H]."""
+        out = self.model(input_ids=ids, position_ids=places, use_cache=False)
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Only for vLLM's check of what kind of model this is; the runner does not call it."""

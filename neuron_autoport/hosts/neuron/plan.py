@@ -9,19 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuron_autoport.hosts.neuron.probe import LayerFacts
+import torch
 
-LARGEST_HEAD = 128
+from neuron_autoport.hosts.neuron.facts import LayerFacts
+from neuron_autoport.kernels.calls import KernelCall
+from neuron_autoport.kernels.limits import KERNELS
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One call of one class in one phase. runs: `kernel`, or `torch: reason`."""
+    """One call of one class in one phase.
+
+    runs: `kernel` of NF, `kernel: NAME` of ours or the user's, or `torch: reason`. limits: what a kernel
+    of ours takes.
+    """
 
     phase: str
     class_name: str
     call: str
     runs: str
+    limits: tuple[str, ...] = ()
 
 
 @dataclass
@@ -33,7 +40,16 @@ class HostPlan:
 
     def add(self, phase: str, class_name: str, call: str, reason: str | None) -> None:
         """Note a call; no reason means that the kernel runs."""
-        choice = Choice(phase, class_name, call, "kernel" if reason is None else f"torch: {reason}")
+        self._add(
+            Choice(phase, class_name, call, "kernel" if reason is None else f"torch: {reason}")
+        )
+
+    def add_own(self, phase: str, class_name: str, call: KernelCall) -> None:
+        """Note a call of an NK function."""
+        limits = tuple(str(limit) for limit in call.kernel.limits)
+        self._add(Choice(phase, class_name, call.kernel.name, call.runs, limits))
+
+    def _add(self, choice: Choice) -> None:
         if choice not in self.choices:
             self.choices.append(choice)
 
@@ -45,10 +61,8 @@ class HostPlan:
         }
 
 
-def attention_limit(facts: LayerFacts) -> str | None:
-    """Why a layer's prefill attention cannot be an NF function; None if it can."""
-    if facts.softcap is not None:
-        return f"scores are soft-capped at {facts.softcap:g}, which no NF attention does"
-    if facts.head_dim > LARGEST_HEAD:
-        return f"heads are {facts.head_dim} wide, kernels take {LARGEST_HEAD} at most"
-    return None
+def own_attention(facts: LayerFacts, dtype: torch.dtype) -> KernelCall:
+    """NK.softcap_attention for a layer's prefill, where no NF function can be it."""
+    kernel = KERNELS["softcap_attention"]
+    head = torch.empty(1, facts.heads, 1, facts.head_dim, dtype=dtype, device="meta")
+    return KernelCall(kernel, kernel.broken({"q": head, "k": head, "v": head}))

@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from neuron_autoport.errors import ModelError
 from neuron_autoport.hosts.neuron.errors import refuse
 from neuron_autoport.hosts.neuron.experts import EXPERTS
+from neuron_autoport.hosts.neuron.facts import LayerFacts
 from neuron_autoport.hosts.neuron.rope import check_rope, freeze_rope
 from neuron_autoport.models.build import meta_model
 from neuron_autoport.models.source import ModelSource
@@ -37,27 +38,6 @@ _MEANT = frozenset({"scaling", "softcap", "s_aux"})
 _BATCH, _TOKENS = 2, 7
 _QUERIES = (0, 1, 2, 3, 4, 6, 7, 11, 63, 64, 127, 128, 129, 511, 1000, 1023, 1024, 4095, 4096, 4097)
 _FAR = (8191, 8192, 32767, 32768, 40000, 131072, 262144, 1_000_000)
-
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """One attention layer.
-
-    path: dotted path of the attention module below the base model; it is the layer's cache name.
-    heads, kv_heads, head_dim: of the whole model, not of a rank. window: visible positions of a
-    query, itself included; None for all before it. scale: factor on the scores. softcap: c of
-    c * tanh(scores / c). sinks: one extra logit per head.
-    """
-
-    path: str
-    class_name: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int | None
-    scale: float
-    softcap: float | None
-    sinks: bool
 
 
 @dataclass

@@ -33,6 +33,7 @@ from neuron_autoport.models.build import real_model
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.models.tiny import TinyConfigError, tiny_config
 from neuron_autoport.port import port_model
+from neuron_autoport.rules.rule import Rule
 from neuron_autoport.rules.sources import load_library
 
 TOLERANCE = 1e-4
@@ -55,11 +56,17 @@ def small_source(source: ModelSource) -> ModelSource:
 
 
 def self_test(
-    cls: type[Any], ported: Ported, small: ModelSource, ranks: int, by_expert: bool = False
+    cls: type[Any],
+    ported: Ported,
+    small: ModelSource,
+    ranks: int,
+    by_expert: bool = False,
+    rules: tuple[Rule, ...] | None = None,
 ) -> Without:
     """What must not be used for this model: decode forms and sharing that fail on the small one.
 
     The verdict is kept under a key of configuration, rewritten source, this host's source and versions.
+    rules: the port was made with; None for all that apply here.
 
     Raises:
         NeuronHostError: the hosted small model computes something else.
@@ -70,7 +77,9 @@ def self_test(
         return Without(dict(found["decode"]), dict(found["sharing"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or written by another version: try anew
-    without = _try(_Test(cls, ported, small, by_expert), ported.source.name, ranks)
+    without = _try(
+        Trial(cls, ported, small, by_expert, rules or load_library()), ported.source.name, ranks
+    )
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps({"decode": without.decode, "sharing": without.sharing}))
     part.replace(path)
@@ -82,14 +91,14 @@ def _key(ported: Ported, *how: bool) -> str:
     parts = [__version__, torch.__version__, transformers.__version__, str(how)]
     parts += [ported.source.config.to_json_string(use_diff=False), ported.generated.text]
     here = Path(__file__).parent
-    for folder in (here, here.parents[1] / "nf"):
+    for folder in (here, here.parents[1] / "nf", here.parents[1] / "kernels"):
         parts += [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py"))]
     for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]
 
 
-def _try(test: _Test, name: str, ranks: int) -> Without:
+def _try(test: Trial, name: str, ranks: int) -> Without:
     without = Without()
     error = test.error(test.unfused(), 1)
     if error > TOLERANCE:
@@ -106,13 +115,19 @@ def _try(test: _Test, name: str, ranks: int) -> Without:
     return without
 
 
-class _Test:
+class Trial:
     """One small model, its reference logits, and its hosted forms."""
 
-    def __init__(self, cls: type[Any], ported: Ported, small: ModelSource, by_expert: bool) -> None:
+    def __init__(
+        self,
+        cls: type[Any],
+        ported: Ported,
+        small: ModelSource,
+        by_expert: bool,
+        rules: tuple[Rule, ...],
+    ) -> None:
         self.cls, self.by_expert = cls, by_expert
         refuse_state(ported.source, small)
-        rules = load_library()
         port = port_model(small, rules, without=ported.port.without)
         self.ported = port_of(small, port, read_layers(small))
         model = real_model(small, dtype=torch.float32, attn_implementation="eager")

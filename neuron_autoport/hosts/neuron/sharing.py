@@ -7,15 +7,18 @@ each rank. Whether a shared class still computes the same is tried on the small 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from neuron_autoport.fused import FusedWeight
 from neuron_autoport.hosts.neuron.call import Call
 from neuron_autoport.hosts.neuron.engine import Ranks
-from neuron_autoport.rewrite.plan import ClassPlan
+
+if TYPE_CHECKING:
+    from neuron_autoport.rewrite.plan import ClassPlan
 
 
 def why_whole(plan: ClassPlan, ranks: int) -> str | None:
@@ -27,13 +30,20 @@ def why_whole(plan: ClassPlan, ranks: int) -> str | None:
         return "its products are not column-parallel up to one row-parallel product"
     if len(plan.graph.outputs) != 1 or not _is_result(plan, rows[0].parts[0].module):
         return "something stands after the row-parallel product"
-    for weight in inner:
-        if weight.shard == "column" and any(s % ranks for s in weight.sizes):
-            return f"{weight.name}: {weight.sizes} columns do not divide by {ranks} ranks"
-        if weight.shard == "heads" and (reason := _heads(weight.sizes, weight.head_dim, ranks)):
+    for weight in (*inner, rows[0]):
+        if reason := why_not_shared(weight, ranks):
             return reason
-    if rows[0].in_features % ranks:
-        return f"{rows[0].name}: {rows[0].in_features} rows do not divide by {ranks} ranks"
+    return None
+
+
+def why_not_shared(weight: FusedWeight, ranks: int) -> str | None:
+    """Why this many ranks cannot share a fused weight; None if they can."""
+    if weight.shard == "column" and any(s % ranks for s in weight.sizes):
+        return f"{weight.name}: {weight.sizes} columns do not divide by {ranks} ranks"
+    if weight.shard == "heads":
+        return _heads(weight.sizes, weight.head_dim, ranks)
+    if weight.shard == "row" and weight.in_features % ranks:
+        return f"{weight.name}: {weight.in_features} rows do not divide by {ranks} ranks"
     return None
 
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from neuron_autoport.accuracy.three_way import assert_close_three_way
+from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
+from neuron_autoport.hosts.neuron.stepper import hosted_logits
 from tests.hosts.neuron.checkpoints import MODEL, small, write
-from tests.neuron.runner import generate
+from tests.neuron.engine.options import Options
+from tests.neuron.runner import Round, generate, generate_rounds
 
 # Windows are four tokens wide; the prompts and what follows are longer, and cross blocks of 32.
 LENGTHS, TOKENS = (5, 40), 4
 FAMILIES = (
     "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "granite", "phi3", "stablelm", "glm4",
-    "olmo2", "mixtral", "gpt_oss", "gpt2", "gpt_neox", "smollm3", "cohere2",
+    "olmo2", "mixtral", "qwen3_moe", "gpt_oss", "gpt2", "gpt_neox", "smollm3", "cohere2", "gemma", "olmo",
+    "phi", "starcoder2", "olmoe", "exaone4", "qwen2_moe", "apertus",
 )  # fmt: skip
+# Teacher-forced: both dtypes see the same tokens.
+BF16 = ("llama", "qwen3", "gemma2", "gemma3_text", "mixtral", "gpt_oss", "olmo2", "stablelm")
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -35,7 +44,7 @@ def test_greedy_tokens_equal_hugging_face(model_type: str, tmp_path: Path) -> No
         assert (got - want).abs().max() <= 1e-4 * want.abs().max()
 
 
-@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])
 def test_batches_agree(batch: int, tmp_path: Path) -> None:
     saved = write(tmp_path, small("gemma3_text"))
     prompts = saved.prompts(*(7, 40, 12, 33, 5)[:batch])
@@ -73,19 +82,34 @@ def test_soft_capped_attention_calls_no_function_that_drops_it(tmp_path: Path) -
     assert made.log.of("qkv_proj")
 
 
-def test_all_calls_in_bfloat16(tmp_path: Path) -> None:
-    """A bfloat16 run is as far from float32 as Hugging Face's own bfloat16 run is."""
-    saved = write(tmp_path, small("qwen3"))
-    prompt = saved.prompts(21)[0]
-    exact = saved.logits(prompt, 1)
+def test_two_requests_in_a_row_equal_two_fresh_runs(tmp_path: Path) -> None:
+    """Blocks are used again; what the first request left in them must not be seen."""
+    saved = write(tmp_path, small("gemma3_text"))
+    first, second = saved.prompts(40, 21)
+    options = Options(compile=False, batch=1)
+    after = generate_rounds(MODEL, tmp_path, [Round([first], 4), Round([second], 4)], options)
+    fresh = [generate_rounds(MODEL, tmp_path, [Round([p], 4)], options)[0] for p in (first, second)]
+    assert [r.tokens for r in after] == [r.tokens for r in fresh]
+    assert [r.tokens[0] for r in after] == [saved.greedy(p, 4) for p in (first, second)]
+
+
+@pytest.mark.parametrize("model_type", BF16)
+def test_bfloat16_is_no_further_from_float32(model_type: str, tmp_path: Path) -> None:
+    """Prefill and three decode steps of two requests, by the plugin's own three-way rule."""
+    saved = write(tmp_path, small(model_type))
+    rows = saved.prompts(14, 9)
+    config = copy.deepcopy(saved.config)
+    config.dtype = torch.bfloat16
+    model = NeuronTransformersForCausalLM.from_configs(config)
+    model.load_weights(str(tmp_path), "cpu")
+    ours = hosted_logits(model, [r[:-3] for r in rows], [r[-3:] for r in rows])
+    exact = _last_logits(saved.model, rows)
+    theirs = _last_logits(saved.model.bfloat16(), rows)
+    assert_close_three_way(exact, theirs, ours, name=model_type)
+
+
+def _last_logits(model: Any, rows: list[list[int]]) -> torch.Tensor:
+    """Hugging Face's logits [requests, 4, V] after the prompt and each of three more tokens."""
     with torch.no_grad():
-        own = saved.model.bfloat16()(input_ids=torch.tensor([prompt]), use_cache=False).logits[
-            :, -1
-        ]
-    made = generate(
-        MODEL, tmp_path, [prompt], 1, compile=False, on_device_sampling=False, dtype=torch.bfloat16
-    )
-    assert made.logits[0] is not None
-    ours = (made.logits[0].float() - exact).square().mean().sqrt()
-    theirs = (own.float() - exact).square().mean().sqrt()
-    assert 0 < ours <= 3 * theirs
+        found = [model(input_ids=torch.tensor([r]), use_cache=False).logits[0, -4:] for r in rows]
+    return torch.stack(found)

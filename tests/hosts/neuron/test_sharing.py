@@ -30,6 +30,10 @@ KV_ONE = {"hidden_size": 128, "num_key_value_heads": 2}
         ("gpt_oss", 2, {}, {}),  # sinks, biases and interleaved experts are cut
         ("mixtral", 2, {"vocab_size": 127}, {}),  # a vocabulary that does not divide
         ("qwen3_moe", 2, {}, {"expert_parallel": True, "ep_degree": 2}),
+        ("phi3", 2, {}, {}),  # packed projections are cut part by part
+        # windows, a tied and scaled embedding, one head held by both
+        ("gemma3_text", 2, {"hidden_size": 128, "num_key_value_heads": 1}, {}),
+        ("olmo2", 2, {}, {}),  # norms over all heads: attention stays whole on each rank
     ],
 )
 def test_tokens_equal_hugging_face(
@@ -70,3 +74,9 @@ def test_shapes_of_one_rank() -> None:
 def test_heads_that_do_not_divide_stay_whole_and_the_plan_says_so() -> None:
     plan = assemble("llama", 3).host_plan
     assert "cannot be shared by 3 ranks" in plan.replicated["LlamaAttention"]
+
+
+def test_the_plan_says_what_runs_the_experts() -> None:
+    runs = {(c.phase, c.call): c.runs for c in assemble("mixtral", 1).host_plan.choices}
+    for phase in ("prefill", "decode"):
+        assert runs[phase, "experts"].startswith("torch: every expert runs on every token")

@@ -22,12 +22,14 @@ class State:
 
     compute: dtype of the formulas, float64 unless a model is too big for it.
     model_dtype: if set, floating tensors of a call that should be in it must be.
+    simulate: NKI kernels are on, as on a device, and run in the simulator of tests/nki_sim.
     """
 
     log: CallLog = field(default_factory=CallLog)
     semantics: Semantics = "torch"
     compute: torch.dtype = torch.float64
     model_dtype: torch.dtype | None = None
+    simulate: bool = False
 
 
 _active: list[State] = []

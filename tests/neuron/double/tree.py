@@ -34,6 +34,7 @@ from tests.neuron.double import (
 )
 from tests.neuron.double.contract import ENUMS, FUNCTIONS, NL_BFLOAT16, TABLE
 from tests.neuron.double.state import State, pop, push, state
+from tests.nki_sim.runner import registered
 
 CPU_MODE = "VLLM_NEURON_CPU_MODE"
 
@@ -51,9 +52,9 @@ def _public(module: ModuleType, *names: str) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names}
 
 
-def _kernel_off(device: Any = "") -> bool:
-    """`can_run_kernel`: in CPU mode kernels are off."""
-    return False
+def _can_run_kernel(device: Any = "") -> bool:
+    """`can_run_kernel`: in CPU mode kernels are off, unless they are simulated."""
+    return state().simulate
 
 
 def _layers() -> dict[str, dict[str, Any]]:
@@ -70,7 +71,7 @@ def _functions() -> dict[str, dict[str, Any]]:
     """`vllm_neuron.functional` and its modules."""
     modules: dict[str, dict[str, Any]] = {"vllm_neuron.functional": {}}
     for name, row in FUNCTIONS.items():
-        made = _kernel_off if name == "can_run_kernel" else functions.named(name)
+        made = _can_run_kernel if name == "can_run_kernel" else functions.named(name)
         modules.setdefault(row["module"], {})[name] = made
         if row["exported"]:
             modules["vllm_neuron.functional"][name] = made
@@ -120,7 +121,7 @@ def build_tree(groups: parallel.Parallel) -> dict[str, Package]:
 
 
 @contextmanager
-def _in_sys_modules(tree: dict[str, Package]) -> Iterator[None]:
+def _in_sys_modules(tree: dict[str, ModuleType]) -> Iterator[None]:
     roots = {name.partition(".")[0] for name in tree}
     before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in roots}
     for name in before:
@@ -165,6 +166,16 @@ def one_rank() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def _tree(groups: parallel.Parallel, stack: ExitStack) -> dict[str, ModuleType]:
+    """The double's modules; with simulated kernels `nki` is what runs them, the real one or ours."""
+    tree: dict[str, ModuleType] = dict(build_tree(groups))
+    if state().simulate:
+        stack.enter_context(registered())
+        ours = {n: m for n, m in tree.items() if n.partition(".")[0] != "nki"}
+        tree = ours | {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "nki"}
+    return tree
+
+
 @contextmanager
 def installed(settings: State | None = None, ep_degree: int = 1) -> Iterator[State]:
     """The double in place of the plugin; gives its state (log and settings)."""
@@ -173,7 +184,7 @@ def installed(settings: State | None = None, ep_degree: int = 1) -> Iterator[Sta
         groups = parallel.Parallel(ep_degree)
         push(settings or State())
         stack.callback(pop)
-        stack.enter_context(_in_sys_modules(build_tree(groups)))
+        stack.enter_context(_in_sys_modules(_tree(groups, stack)))
         stack.enter_context(parallel.vllm_groups(groups))
         stack.enter_context(_cpu_mode())
         stack.callback(torch._dynamo.reset)

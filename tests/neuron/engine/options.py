@@ -25,6 +25,7 @@ class Options:
     mask: "" no logit masks; "full" [R, V] or "local" [R, V / tp] masks (structured outputs).
     semantics: how the double treats the corners where its kernel and torch forms differ.
     allow_traps: whether a call may step into a documented trap.
+    simulate: NKI kernels run, in the simulator of tests/nki_sim; not with `compile`.
     """
 
     tp: int = 1
@@ -45,11 +46,14 @@ class Options:
     semantics: Literal["torch", "kernel"] = "torch"
     compute: torch.dtype = torch.float64
     allow_traps: bool = False
+    simulate: bool = False
     ep_degree: int = 1
     expert_parallel: bool = False
     neuron_config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.simulate and self.compile:
+            raise ValueError("the simulator runs kernels eagerly: simulate needs compile=False")
         if self.chunk is not None and self.chunk not in SEGMENT_SIZES:
             raise ValueError(f"chunk must be one of {SEGMENT_SIZES}, got {self.chunk}")
         if self.chunk is None and self.prefill_buckets[-1] < self.longest:
