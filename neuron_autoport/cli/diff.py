@@ -13,6 +13,8 @@ EPILOG = """[bold]Examples[/bold]
 
 [cyan]autoport diff llama ./my-model[/cyan]: a folder by the example of a model that is known
 
+[cyan]autoport diff llama qwen3 --html diff.html[/cyan]: one page, to be sent around
+
 [cyan]autoport diff ./v1 ./v2 --json | jq '.traits[] | select(.differs)'[/cyan]: for other programs
 """
 
@@ -25,6 +27,10 @@ def diff_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write it as one self-contained page."),
+    ] = None,
     rules: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="A folder of rules of your own. Repeatable."),
@@ -44,10 +50,15 @@ def diff_command(
     from neuron_autoport.models.source import load_model_config
     from neuron_autoport.rules.sources import load_library
 
-    library = load_library(rules or [])
+    library = load_library(rules or [], trust_code=trust_remote_code)
     sources = [load_model_config(name, trust_remote_code=trust_remote_code) for name in (a, b)]
     one, other = (load_side(source, library) for source in sources)
     found = compare(one, other)
+    if html is not None:
+        from neuron_autoport.cli.inspect_output import write_text
+        from neuron_autoport.compare.page import comparison_page
+
+        write_text(html, comparison_page(found))
     if as_json:
         typer.echo(found.to_json())
     else:

@@ -6,12 +6,15 @@ The same for one module of the user's own: `autoport inspect FILE.py:CLASS --inp
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from neuron_autoport.cli import inspect_options as opt
+from neuron_autoport.cli import inspect_serving
+from neuron_autoport.cli.inspect_options import TargetName
+from neuron_autoport.cli.inspect_output import FormatName, Output
 from neuron_autoport.cli.own import DtypeName, OwnRequest
 from neuron_autoport.errors import DemandNotMet, ProofFailed
 
@@ -20,16 +23,9 @@ if TYPE_CHECKING:
     from neuron_autoport.models.source import ModelSource
     from neuron_autoport.pipeline import ProvedPort
     from neuron_autoport.port import Port
+    from neuron_autoport.report.roofline.model import Step
     from neuron_autoport.report.schema import Report
     from neuron_autoport.rules.rule import Rule
-
-
-class TargetName(StrEnum):
-    """What limits are judged for."""
-
-    trn2 = "trn2"
-    trn3 = "trn3"
-    cpu = "cpu"
 
 
 EPILOG = """[bold]Examples[/bold]
@@ -40,7 +36,15 @@ EPILOG = """[bold]Examples[/bold]
 
 [cyan]autoport inspect llama --tp 8[/cyan]: limits of the kernels on 8 ranks
 
+[cyan]autoport inspect llama --tp 8 --batch 16 --context 4096[/cyan]: the roofline of a decode step
+
+[cyan]autoport inspect llama --tp 8 --buckets 128,512[/cyan]: what every call runs in, served
+
 [cyan]autoport inspect llama --json | jq .coverage[/cyan]: for other programs
+
+[cyan]autoport inspect llama --html llama.html[/cyan]: one page with sources and pictures
+
+[cyan]autoport inspect DIR --compare old.json --strict[/cyan]: what an upgrade lost
 
 [cyan]autoport inspect mine.py:MLP --input 2,8,64 --rules DIR --trust-remote-code[/cyan]: one module
 
@@ -49,74 +53,38 @@ EPILOG = """[bold]Examples[/bold]
 
 
 def inspect_command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A folder with a config.json, a model type such as qwen3, a hub id, or one module: "
-            "FILE.py:CLASS.",
-        ),
-    ],
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Show how the source changes, instead of the report.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON, and nothing else.")
-    ] = False,
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="DIR",
-            help="A folder of rules of your own; one of a built-in's name replaces it. Repeatable.",
-        ),
-    ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
-    target: Annotated[TargetName, typer.Option(help="Whose limits are judged.")] = TargetName.trn2,
-    prove: Annotated[
-        bool, typer.Option("--prove", help="Prove every rewrite and show the figures (slower).")
-    ] = False,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Run code that comes with the model, or FILE.py."),
-    ] = False,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SIZES",
-            help="Of FILE.py:CLASS: sizes of an argument of forward, [NAME=]2,8,64[:int|bool]. "
-            "Repeatable.",
-        ),
-    ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="Of FILE.py:CLASS: what the class is made with."),
-    ] = None,
-    dtype: Annotated[
-        DtypeName, typer.Option(help="Of FILE.py:CLASS: what it is traced in.")
-    ] = DtypeName.bf16,
-    require_coverage: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=100, metavar="PERCENT", help="Exit with 1 if less of the FLOPs is in sites."
-        ),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if any rule was refused.")
-    ] = False,
+    model: opt.ModelArgument,
+    diff: opt.DiffOption = False,
+    as_json: opt.AsJsonOption = False,
+    format: opt.FormatOption = FormatName.text,
+    html: opt.HtmlOption = None,
+    compare: opt.CompareOption = None,
+    rules: opt.RulesOption = None,
+    tp: opt.TpOption = 1,
+    target: opt.TargetOption = TargetName.trn2,
+    batch: opt.BatchOption = None,
+    context: opt.ContextOption = None,
+    buckets: opt.BucketsOption = None,
+    prove: opt.ProveOption = False,
+    trust_remote_code: opt.TrustRemoteCodeOption = False,
+    inputs: opt.InputsOption = None,
+    init: opt.InitOption = None,
+    dtype: opt.DtypeOption = DtypeName.bf16,
+    require_coverage: opt.RequireCoverageOption = None,
+    strict: opt.StrictOption = False,
 ) -> None:
     """Show what of MODEL runs in fused calls, what does not, and why.
 
     No weights are read, and no network is used unless MODEL is a hub id. One module (FILE.py:CLASS) is also
     proved, with random weights.
     """
-    if diff and as_json:
-        raise typer.BadParameter("choose one of --diff and --json")
+    output = _output(diff, FormatName.json if as_json else format, html, compare)
     started = time.perf_counter()
     named = OwnRequest(
         ("autoport", "inspect", model), model, tuple(inputs or ()), init, dtype, trust_remote_code,
         _others(rules or [], tp, target, diff, as_json),
     )  # fmt: skip
+    lengths = inspect_serving.read_buckets(buckets, target.value, named.is_module)
     source: ModelSource | OwnModule
     proved: ProvedPort | None
     if named.is_module:
@@ -127,16 +95,45 @@ def inspect_command(
             raise typer.BadParameter("--input, --init and --dtype are for FILE.py:CLASS only")
         source, library = _load(model, rules or [], trust_remote_code)
         port, proved = _plan(source, library, prove)
-    report = _report(source, port, proved, target, tp, library, started)
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        _print(source, port, report, diff)
-        spoken_of = any(c.sites or c.refusals or c.end for c in report.classes)
-        if named.is_module and not spoken_of:
-            typer.echo(f"no rule came near; to write one: {named.rule_command()}")
+    step = _step(batch, context, tp, target)
+    report = _report(source, port, proved, target, tp, library, started, step)
+    report = inspect_serving.with_serving(report, source, port, lengths, batch)
+    output.write(report, port, source.folder)
+    spoken_of = any(c.sites or c.refusals or c.end for c in report.classes)
+    if output.format is FormatName.text and named.is_module and not spoken_of:
+        typer.echo(f"no rule came near; to write one: {named.rule_command()}")
     command = named.text() if named.is_module else f"autoport inspect {model}"
-    _check(report, require_coverage, strict, command)
+    _check(report, require_coverage, strict and compare is None, command)
+    if strict:
+        output.demand_nothing_lost(report, command)
+        inspect_serving.demand_served(report, command)
+
+
+def _output(diff: bool, format: FormatName, html: Path | None, compare: Path | None) -> Output:
+    """What the options ask for; those that exclude each other are refused before any work."""
+    from neuron_autoport.report.changes import read_report
+
+    printed = "--json" if format is FormatName.json else f"--format {format}"
+    asked = {"--diff": diff, printed: format is not FormatName.text}
+    asked["--compare"] = compare is not None
+    named = [name for name, is_asked in asked.items() if is_asked]
+    if len(named) > 1:
+        raise typer.BadParameter(f"choose one of {' and '.join(named)}")
+    return Output(format, diff, html, read_report(compare) if compare is not None else None)
+
+
+def _step(batch: int | None, context: int | None, tp: int, target: TargetName) -> Step | None:
+    """What the roofline is asked for, if it is."""
+    from neuron_autoport.report.cost import REFERENCE_CONTEXT
+    from neuron_autoport.report.roofline.model import Step
+
+    if batch is None and context is None:
+        return None
+    if target is TargetName.cpu:
+        raise typer.BadParameter(
+            "--batch and --context ask for a roofline: choose --target trn2 or trn3"
+        )
+    return Step(batch or 1, context or REFERENCE_CONTEXT, tp)
 
 
 def _others(
@@ -153,7 +150,7 @@ def _own(named: OwnRequest, folders: list[Path]) -> tuple[OwnModule, tuple[Rule,
     from neuron_autoport.own import port_own
     from neuron_autoport.rules.sources import load_library
 
-    library = load_library(folders)
+    library = load_library(folders, trust_code=named.trusted)
     own = named.load()
     return own, library, port_own(own, library, command=named.text())
 
@@ -164,7 +161,7 @@ def _load(
     from neuron_autoport.models.source import load_model_config
     from neuron_autoport.rules.sources import load_library
 
-    library = load_library(folders)
+    library = load_library(folders, trust_code=trust_remote_code)
     return load_model_config(model, trust_remote_code=trust_remote_code), library
 
 
@@ -188,6 +185,7 @@ def _report(
     tp: int,
     library: tuple[Rule, ...],
     started: float,
+    step: Step | None,
 ) -> Report:
     from neuron_autoport.report.build import build_report
     from neuron_autoport.report.schema import Target
@@ -195,30 +193,9 @@ def _report(
     seconds = {"prove": proved.seconds} if proved is not None else {}
     seconds["total"] = time.perf_counter() - started
     judged = Target(name=target.value, tp=tp)
-    return build_report(source, port, judged, library=library, proved=proved, seconds=seconds)
-
-
-def _print(source: ModelSource | OwnModule, port: Port, report: Report, diff: bool) -> None:
-    from rich.console import Console
-
-    from neuron_autoport.report.diff import class_diffs, print_diffs
-    from neuron_autoport.report.terminal import (
-        print_header,
-        print_proof,
-        print_report,
-        print_summary,
+    return build_report(
+        source, port, judged, library=library, proved=proved, seconds=seconds, step=step
     )
-
-    console = Console(highlight=False)
-    if not diff:
-        print_report(report, console)
-        return
-    print_header(report, console)
-    console.print()
-    print_diffs(class_diffs(port, source.folder), console)
-    if report.model.kind == "module":
-        print_proof(report, console)
-    print_summary(report, console)
 
 
 def _check(report: Report, require_coverage: float | None, strict: bool, command: str) -> None:

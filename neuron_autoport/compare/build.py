@@ -15,7 +15,7 @@ from neuron_autoport.compare import schema as s
 from neuron_autoport.compare.fields import disagreements, field_diffs, layout
 from neuron_autoport.compare.points import POINTS, TRAITS, PointText
 from neuron_autoport.compare.reading import Reading, read
-from neuron_autoport.hosts.neuron.plan import LARGEST_HEAD
+from neuron_autoport.hosts.neuron.facts import LARGEST_HEAD
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.port import Port, port_model
 from neuron_autoport.report.build import call_name

@@ -37,7 +37,7 @@ def print_comparison(found: s.Comparison, console: Console) -> None:
         _title("Where a configuration and its graph disagree: the graph is what is ported", console)
         for d in found.disagreements:
             name = (found.a if d.side == "a" else found.b).name
-            said = f"  {name}: {d.field} is {_value(d.value)}; the graph has {d.graph}"
+            said = f"  {name}: {d.field} is {shown_value(d.value)}; the graph has {d.graph}"
             console.print(Text(said), soft_wrap=True)
     _title("Structure, equal siblings folded", console)
     _show(_structure(found), console)
@@ -88,11 +88,11 @@ def _point(
 
 def _side(field: s.FieldDiff, side: str) -> Text:
     there, value = (field.in_a, field.a) if side == "a" else (field.in_b, field.b)
-    return Text(_value(value), style="cyan") if there else Text("no such field", style="dim")
+    return Text(shown_value(value), style="cyan") if there else Text("no such field", style="dim")
 
 
-def _value(value: object) -> str:
-    """A configuration value; a long list folded."""
+def shown_value(value: object) -> str:
+    """A configuration value as text; a long list folded."""
     if isinstance(value, list) and len(value) > 3:
         return fold({i: str(v) for i, v in enumerate(value)}, len(value))
     text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value

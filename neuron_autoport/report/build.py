@@ -10,6 +10,8 @@ import torch
 import transformers
 
 import neuron_autoport
+from neuron_autoport.fused import FusedWeight
+from neuron_autoport.kernels.calls import KernelCall, kernel_calls
 from neuron_autoport.models.own_module import OwnModule
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.pipeline import ProvedPort
@@ -23,11 +25,13 @@ from neuron_autoport.report.limits import broken_limits
 from neuron_autoport.report.moe import moe_info
 from neuron_autoport.report.places import caret_range, short_file, source_line
 from neuron_autoport.report.results import head_info, proof_info, unknown_head
+from neuron_autoport.report.roofline.info import roofline_info
+from neuron_autoport.report.roofline.model import Step
 from neuron_autoport.report.rule_infos import rule_infos
 from neuron_autoport.report.summary import count_sites
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.reasons import CODES, Refusal
-from neuron_autoport.rewrite.site import FusedWeight, Site
+from neuron_autoport.rewrite.site import Site
 from neuron_autoport.rules.match import ModuleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.facts import linear_of
@@ -42,6 +46,7 @@ def build_report(
     library: Iterable[Rule] = (),
     proved: ProvedPort | None = None,
     seconds: dict[str, float] | None = None,
+    step: Step | None = None,
 ) -> s.Report:
     """Everything `inspect` says about one model.
 
@@ -50,8 +55,12 @@ def build_report(
         target: what limits are judged for; limits of `cpu` are none.
         library: the rules it was planned with; those of the user's own are all listed.
         proved: the proof, if one was made. seconds: added to those of the port.
+        step: what a roofline of `target` is drawn for, if at all.
     """
-    return _Builder(source, port, target, library).report(proved, seconds or {})
+    report = _Builder(source, port, target, library).report(proved, seconds or {})
+    if step is None or target.name == "cpu":
+        return report
+    return report.model_copy(update={"roofline": roofline_info(port, target.name, step)})
 
 
 class _Builder:
@@ -129,6 +138,7 @@ class _Builder:
 
     def site(self, site: Site) -> s.SiteInfo:
         on_neuron = self.target.name != "cpu"
+        calls = kernel_calls(site) if on_neuron else ()
         return s.SiteInfo(
             rule=site.rule.name,
             role=site.rule.role,
@@ -137,15 +147,17 @@ class _Builder:
             modules=sorted(site.modules),
             found=_found(site),
             weights=[_weight(w) for w in _in_order(site)],
-            limits=[
-                s.Limit(text=b.text, figures=b.figures, holds_from_tp=b.holds_from)
-                for b in (
-                    broken_limits(site, self.target.tp, self.target.name) if on_neuron else ()
-                )
-            ],
+            limits=[*self.limits(site), *_own_limits(calls)] if on_neuron else [],
+            kernels=[_kernel(call) for call in calls],
             work=work(self.coverage.of_site(site)),
             weight_bytes=self.coverage.claimed.get(site, 0),
         )
+
+    def limits(self, site: Site) -> list[s.Limit]:
+        return [
+            s.Limit(text=b.text, figures=b.figures, holds_from_tp=b.holds_from)
+            for b in broken_limits(site, self.target.tp, self.target.name)
+        ]
 
     def refusal(self, refusal: Refusal) -> s.RefusalInfo:
         return s.RefusalInfo(
@@ -192,6 +204,21 @@ class _Builder:
             weight_bytes=share(sum(coverage.claimed.values()), coverage.weight_bytes),
             traced=coverage.whole,
         )
+
+
+def _own_limits(calls: Iterable[KernelCall]) -> list[s.Limit]:
+    """Limits of our own kernels that do not hold: ranks change nothing there."""
+    return [
+        s.Limit(text=str(b.limit), figures=b.value, holds_from_tp=None)
+        for call in calls
+        for b in call.broken
+    ]
+
+
+def _kernel(call: KernelCall) -> s.KernelInfo:
+    kernel = call.kernel
+    limits = [str(limit) for limit in kernel.limits]
+    return s.KernelInfo(name=kernel.title, limits=limits, evidence=kernel.evidence, runs=call.runs)
 
 
 def work(cost: Cost) -> s.Work:

@@ -76,34 +76,44 @@ def kind_of(op: Op) -> str:
 
 
 def graph_costs(
-    graph: OpGraph, context: int = REFERENCE_CONTEXT, tokens: int = _TRACED_TOKENS
+    graph: OpGraph,
+    context: int = REFERENCE_CONTEXT,
+    tokens: int = _TRACED_TOKENS,
+    batch: int = 1,
 ) -> dict[Op, Cost]:
     """The cost of every op of a class, one call of it; calls of child modules cost nothing here.
 
     Args:
-        tokens: it was traced with, over all sequences.
+        tokens: it was traced with, over all sequences. batch: sequences of the decode step.
     """
+    static = static_ops(graph)
+    return {op: _cost(op, static, context, tokens, batch) for op in graph.ops}
+
+
+def static_ops(graph: OpGraph) -> set[Op]:
+    """Values computed from parameters alone: once per step, however many tokens it has."""
     static: set[Op] = set()
     for op in graph.ops:
         operands = op.operands()
         if op.name == "param" or (operands and all(o in static for o in operands)):
             static.add(op)
-    return {op: _cost(op, static, context, tokens) for op in graph.ops}
+    return static
 
 
-def _cost(op: Op, static: set[Op], context: int, tokens: int) -> Cost:
+def _cost(op: Op, static: set[Op], context: int, traced: int, batch: int) -> Cost:
     kind = kind_of(op)
+    tokens = traced / batch
     if kind in ("structure", "layout"):
         return Cost()
     if kind == "attention":
-        return _attention(op, context, tokens)
+        return _attention(op, context, traced).times(batch)
     share = 1.0 if op in static else 1.0 / tokens
-    moved = _bytes(op) * share
+    moved = size_of(op) * share
     if kind == "embedding":
         return Cost(0.0, 2 * moved)  # one row of the table is read, not the table
     if kind == "grouped_mm":
         return Cost(_product_flops(op, kind) * share, moved + _grouped_read(op, tokens))
-    moved += sum(_bytes(o) * (1.0 if o in static else 1.0 / tokens) for o in op.operands())
+    moved += sum(size_of(o) * (1.0 if o in static else 1.0 / tokens) for o in op.operands())
     return Cost(_flops(op, kind) * share, moved)
 
 
@@ -137,12 +147,12 @@ def _einsum_sizes(equation: str, operands: list[Op]) -> dict[str, int]:
     return sizes
 
 
-def _grouped_read(op: Op, tokens: int) -> float:
+def _grouped_read(op: Op, tokens: float) -> float:
     """Rows of one token, and the weights of as many experts as it goes through."""
     rows, weights = op.operands()[:2]
     experts = weights.shape[0]
     active = min(experts, rows.shape[0] / tokens)
-    return _bytes(rows) / tokens + _bytes(weights) / experts * active
+    return size_of(rows) / tokens + size_of(weights) / experts * active
 
 
 def _attention(op: Op, context: int, tokens: int) -> Cost:
@@ -152,10 +162,11 @@ def _attention(op: Op, context: int, tokens: int) -> Cost:
     width = query.shape[-1] + value.shape[-1]
     flops = 2 * heads * positions * width + SOFTMAX_FLOPS * heads * positions
     cache = kv_heads * positions * width * _itemsize(key)
-    return Cost(float(flops), cache + (_bytes(query) + _bytes(op)) / tokens)
+    return Cost(float(flops), cache + (size_of(query) + size_of(op)) / tokens)
 
 
-def _bytes(op: Op) -> float:
+def size_of(op: Op) -> float:
+    """Bytes of the value as it was traced."""
     return float(math.prod(op.shape) * _itemsize(op)) if op.dtype is not None else 0.0
 
 

@@ -28,6 +28,7 @@ class Work:
     cost: of one call. calls: in the whole model. site: the one that holds it, if any.
     plan: of the class whose forward has the op; caller: of the class that calls that one.
     name: of the module in its caller, e.g. `lm_head`; empty for the model itself.
+    stated: names of rules that say the target has no function for it, or for what it is a part of.
     """
 
     op: Op
@@ -37,6 +38,7 @@ class Work:
     site: Site | None
     cost: Cost
     calls: int
+    stated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,7 @@ def measure(port: Port) -> Coverage:
     return _Measure(port).run()
 
 
-_Key = tuple[Op, ClassPlan, "ClassPlan | None", str, "Site | None"]
+_Key = tuple[Op, ClassPlan, "ClassPlan | None", str, "Site | None", frozenset[str]]
 
 
 class _Measure:
@@ -106,8 +108,8 @@ class _Measure:
         self.walk("", "", self.port.trace, None, None)
         costs = {plan: graph_costs(plan.graph, tokens=self.port.tokens) for plan in self.port.plans}
         work = tuple(
-            Work(op, plan, caller, name, site, costs[plan][op], calls)
-            for (op, plan, caller, name, site), calls in self.calls.items()
+            Work(op, plan, caller, name, site, costs[plan][op], calls, stated)
+            for (op, plan, caller, name, site, stated), calls in self.calls.items()
         )
         whole = all(plan.trace.end is None for plan in self.port.plans)
         return Coverage(work, *self.weights(), whole)
@@ -119,21 +121,27 @@ class _Measure:
         trace: ModuleTrace,
         caller: ClassPlan | None,
         above: Site | None,
+        said: frozenset[str] = frozenset(),
     ) -> None:
-        """Count one call of a module at `path`; `above` is the site that replaces all of it."""
+        """Count one call of a module at `path`.
+
+        Args:
+            above: the site that replaces all of it. said: rules that say why all of it stays.
+        """
         plan = self.plans[trace]
         sites = self.sites[plan]
         for op in plan.graph.ops:
             site = above or sites.get(op)
             target = f"{path}.{op.target}" if path else str(op.target)
+            stated = said | plan.stated.get(op, frozenset())
             if op.name == "module" and op.trace is not None:
-                self.walk(target, _bare(str(op.target)), op.trace, plan, site)
+                self.walk(target, _bare(str(op.target)), op.trace, plan, site, stated)
             elif op.name == "param":
                 reading = (sites[user] for user in op.users if user in sites)
                 site = site or next(reading, None)  # a weight that is read is no part of a match
                 self.readers[target] = self.readers.get(target) or site
             else:
-                self.calls[op, plan, caller, name, site] += 1
+                self.calls[op, plan, caller, name, site, stated] += 1
 
     def weights(self) -> tuple[int, int, dict[Site, int], dict[str, torch.Tensor]]:
         """Parameters and their bytes, bytes by the site that reads them, and what nothing reads."""

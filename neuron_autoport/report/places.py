@@ -34,9 +34,13 @@ def caret_range(span: Span) -> tuple[int, int]:
 
     Spans count UTF-8 bytes; a span over several lines is marked to the end of its first.
     """
-    text = source_line(span.file, span.line)
-    start = len(text.encode()[: span.column].decode(errors="ignore"))
+    start = char_column(span.file, span.line, span.column)
     if span.end_line != span.line:
-        return start, max(len(text), start + 1)
-    end = len(text.encode()[: span.end_column].decode(errors="ignore"))
+        return start, max(len(source_line(span.file, span.line)), start + 1)
+    end = char_column(span.file, span.line, span.end_column)
     return start, max(end, start + 1)
+
+
+def char_column(file: str, line: int, byte: int) -> int:
+    """Column of a UTF-8 byte column in characters, both from 0."""
+    return len(source_line(file, line).encode()[:byte].decode(errors="ignore"))

@@ -42,6 +42,7 @@ def proof_info(proved: ProvedPort) -> s.ProofInfo:
                 fp32=_figures(m.fp32),
                 bf16=_figures(m.bf16),
                 error=m.error,
+                no_bf16=m.no_bf16,
                 passed=m.passed,
             )
             for m in proof.modules

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+from neuron_autoport.report.schema_limits import KernelInfo as KernelInfo
+from neuron_autoport.report.schema_limits import Limit as Limit
+from neuron_autoport.report.schema_limits import Model as _Model
+from neuron_autoport.report.schema_roofline import RooflineInfo
+from neuron_autoport.report.schema_serving import ServingInfo
 
 
 class ModelInfo(_Model):
@@ -83,14 +85,6 @@ class Weight(_Model):
     parts: list[WeightPart]
 
 
-class Limit(_Model):
-    """A limit of the target's kernel that does not hold: the call runs in torch there."""
-
-    text: str
-    figures: str
-    holds_from_tp: int | None
-
-
 class SiteInfo(_Model):
     """One place in the class where a rule applies."""
 
@@ -102,6 +96,7 @@ class SiteInfo(_Model):
     found: dict[str, str]
     weights: list[Weight]
     limits: list[Limit]
+    kernels: list[KernelInfo] = Field(default=[], description="none on the target cpu")
     work: Work
     weight_bytes: int
 
@@ -247,6 +242,7 @@ class ClassProof(_Model):
     fp32: Figures | None
     bf16: Figures | None
     error: str | None
+    no_bf16: str | None = None  # why not: the original itself does not run in bfloat16
     passed: bool
 
 
@@ -281,6 +277,8 @@ class Report(_Model):
     coverage: Coverage
     head: HeadInfo
     proof: ProofInfo | None
+    roofline: RooflineInfo | None = Field(default=None, description="with --batch or --context")
+    serving: ServingInfo | None = Field(default=None, description="with --buckets")
     seconds: dict[str, float]
 
     def class_of(self, class_id: str) -> ClassInfo:

@@ -83,6 +83,21 @@ def limit_table(report: s.Report) -> Iterator[Padding]:
     yield _indented(table)
 
 
+def kernel_table(report: s.Report) -> Iterator[Padding]:
+    """The kernels of NK functions that the model calls, at how many places, and what each takes."""
+    calls: dict[str, int] = {}
+    limits: dict[str, str] = {}
+    for cls in report.classes:
+        for kernel in (k for site in cls.sites for k in site.kernels):
+            name = f"kernel: {kernel.name}"
+            limits[name] = ", ".join(kernel.limits)
+            if kernel.runs == name:
+                calls[name] = calls.get(name, 0) + len(cls.paths)
+    for name in sorted(calls):
+        yield Padding(Text.assemble((name, "green"), f"  ×{calls[name]}"), (0, 0, 0, 2))
+        yield Padding(Text(f"takes {limits[name]}", style="dim"), (0, 0, 0, 4))
+
+
 def proof_table(proof: s.ProofInfo) -> Padding:
     """Error of the rewritten class and the original's own in both dtypes; whether it passed."""
     table = _table()
@@ -94,6 +109,8 @@ def proof_table(proof: s.ProofInfo) -> Padding:
         table.add_row(c.class_name, _cell(c.fp32), _cell(c.bf16), _verdict(c.passed))
         if c.error is not None:
             table.add_row(Text(f"  {c.error}", style="red"))
+        if c.no_bf16 is not None:
+            table.add_row(Text(f"  the original does not run in bf16: {c.no_bf16}", style="dim"))
     if proof.logits is not None:
         table.add_row("logits", _cell(proof.logits), "", _verdict(proof.logits.passed))
     return _indented(table)

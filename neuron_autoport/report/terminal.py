@@ -14,7 +14,9 @@ from rich.text import Text
 
 from neuron_autoport.report import schema as s
 from neuron_autoport.report.numbers import count, percent, seconds
-from neuron_autoport.report.tables import leftover_table, limit_table, proof_table
+from neuron_autoport.report.roofline.info import roofline_lines
+from neuron_autoport.report.serving_text import serving_lines, serving_title
+from neuron_autoport.report.tables import kernel_table, leftover_table, limit_table, proof_table
 from neuron_autoport.report.tree import LIMIT_SIGN, module_tree
 from neuron_autoport.rewrite.reasons import STATED
 
@@ -32,9 +34,12 @@ def print_report(report: s.Report, console: Console) -> None:
         ("Refused (`autoport explain CODE` says more)", _refusals(report, console.width)),
         ("Rules of your own", _own_rules(report, console.width)),
         (_limit_title(report), limit_table(report)),
+        (f"Our own kernels on {report.target.name}, tried in simulation", kernel_table(report)),
         (f"{STATED}: the target has no function for these, torch runs there", _stated(report)),
         ("Left to torch", leftover_table(report.leftovers, _MAX_LEFTOVERS)),
         ("Proof", _proof(report)),
+        (_roofline_title(report), roofline_lines(report.roofline)),
+        (serving_title(report.serving), serving_lines(report.serving)),
     )
     for title, parts in sections:
         shown = list(parts)
@@ -84,6 +89,14 @@ def print_summary(report: s.Report, console: Console) -> None:
     if not c.traced:
         line.append("; not all of the model was traced", style="red")
     console.print(line)
+
+
+def _roofline_title(report: s.Report) -> str:
+    roof = report.roofline
+    if roof is None:
+        return ""
+    asked = f"batch {roof.batch}, context {roof.context}, tp {roof.tp}"
+    return f"Roofline of a decode step on {roof.chip} ({asked})"
 
 
 def _logits(report: s.Report) -> Iterator[RenderableType]:

@@ -60,7 +60,8 @@ def test_a_router_that_is_not_understood_has_a_place() -> None:
             ("softmax, top 2 of 8", "shared expert, gated", "vLLM → its fused MoE layer"),
         ),
         ("phimoe", ("router not understood: ", "(AP220)", "decode → torch: ")),
-        ("llama4_text", ("on the experts' input", "vLLM → transformers' experts: every expert")),
+        ("llama4_text", ("on the experts' input", "vLLM → its fused MoE layer")),
+        ("nemotron_h", ("act=relu2, no gate", "vLLM → transformers' experts: vLLM's CPU kernels")),
     ],
 )
 def test_the_tree_shows_a_block(model_type: str, lines: tuple[str, ...]) -> None:

@@ -1,0 +1,1 @@
+"""The page of `autoport inspect --html`: one file, nothing loaded from elsewhere."""

@@ -1,0 +1,1 @@
+"""A roofline model of one decode step: a model, never a measurement."""
