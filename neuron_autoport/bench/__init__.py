@@ -1,0 +1,1 @@
+"""`autoport bench`: the same load on several implementations, by turns, as ratios from one run."""
