@@ -5,8 +5,11 @@ Nothing of torch is imported before a command runs, so that `--help` is quick.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import os
+import signal
 import sys
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -17,6 +20,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from neuron_autoport import __version__
+from neuron_autoport.cli.bench import EPILOG as BENCH_EPILOG
+from neuron_autoport.cli.bench import bench_command
 from neuron_autoport.cli.diff import EPILOG as DIFF_EPILOG
 from neuron_autoport.cli.diff import diff_command
 from neuron_autoport.cli.doctor import EPILOG as DOCTOR_EPILOG
@@ -26,10 +31,14 @@ from neuron_autoport.cli.explain import explain_command
 from neuron_autoport.cli.inspect import EPILOG, inspect_command
 from neuron_autoport.cli.kernels import EPILOG as KERNELS_EPILOG
 from neuron_autoport.cli.kernels import kernels_command
+from neuron_autoport.cli.port import EPILOG as PORT_EPILOG
+from neuron_autoport.cli.port import port_command
 from neuron_autoport.cli.rules import rules_app
 from neuron_autoport.cli.validate import EPILOG as VALIDATE_EPILOG
 from neuron_autoport.cli.validate import validate_command
 from neuron_autoport.errors import AutoportError
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 class Commands(TyperGroup):
@@ -42,6 +51,14 @@ class Commands(TyperGroup):
         except AutoportError as error:
             print_error(error)
             raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            print_error(AutoportError(f"{error.strerror}.", error.filename, "df -h"))
+            raise typer.Exit(AutoportError.exit_code) from None
 
 
 def print_error(error: AutoportError) -> None:
@@ -57,14 +74,15 @@ app = typer.Typer(
     name="autoport",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="A first look: [bold]autoport inspect llama[/bold]",
 )
 app.command("inspect", epilog=EPILOG)(inspect_command)
+app.command("port", epilog=PORT_EPILOG)(port_command)
 app.command("validate", epilog=VALIDATE_EPILOG)(validate_command)
+app.command("bench", epilog=BENCH_EPILOG)(bench_command)
 app.add_typer(rules_app, name="rules")
 app.command("kernels", epilog=KERNELS_EPILOG)(kernels_command)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
@@ -102,8 +120,9 @@ def main() -> None:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     # Nor are those objects taken apart one by one at the end: that would cost another second.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # said already: the disk is full, or nobody reads
+            stream.flush()
     os._exit(code)
 
 

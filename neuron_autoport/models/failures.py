@@ -10,9 +10,12 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig
+from transformers.utils import HF_MODULES_CACHE
 
 from neuron_autoport.errors import ModelError
 
@@ -28,6 +31,7 @@ BUILD_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     RuntimeError,
     StrictDataclassError,
+    SyntaxError,
     TypeError,
     ValueError,
 )
@@ -101,6 +105,38 @@ def suspect_fields(err: BaseException, config: PretrainedConfig | None) -> list[
     return list(dict.fromkeys(found))
 
 
+def _own_code(err: BaseException) -> str | None:
+    """`file:line` where code that came with a model failed, innermost; None if it was other code.
+
+    transformers runs such code from a copy in its modules cache; the file has its own name there.
+    """
+    if isinstance(err, SyntaxError):
+        file = err.filename or "<unknown>"
+        named = file if not file.startswith("<") else "a file that `auto_map` names"
+        return f"{Path(named).name}:{err.lineno}"
+    found, tb = None, err.__traceback__
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        if file.startswith(HF_MODULES_CACHE):
+            found = f"{Path(file).name}:{tb.tb_lineno}"
+        tb = tb.tb_next
+    return found
+
+
+def _own_code_failed(err: BaseException, where: str | None, place: str) -> ModelError:
+    """The model's own code raised `err` at `place`."""
+    step = f"mend {place.partition(':')[0]} there, or ask who wrote it"
+    if isinstance(err, ImportError) and "transformers" in str(err):
+        step = (
+            f"the code is for another transformers than {transformers.__version__}: mend the import, or "
+            "`pip install transformers==` the version its config.json names"
+        )
+    elif isinstance(err, ImportError):
+        step = "install the package named above, then repeat the command"
+    what = f"The code that comes with this model fails: {one_line(err)}"
+    return ModelError(what, f"{where}, {place}" if where else place, step)
+
+
 def build_failed(
     err: BaseException, *, what: str, where: str | None, config: PretrainedConfig | None = None
 ) -> ModelError:
@@ -112,6 +148,9 @@ def build_failed(
         where: the model as the user named it, or a file.
         config: the configuration in use, if there is one yet: its None fields are clues.
     """
+    own = _own_code(err)
+    if own is not None:
+        return _own_code_failed(err, where, own)
     fields = [] if isinstance(err, ImportError) else suspect_fields(err, config)
     place = where
     if fields:

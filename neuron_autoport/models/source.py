@@ -35,6 +35,8 @@ Kind = Literal["folder", "model_type", "hub"]
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
+_MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -101,6 +103,7 @@ def load_model_config(model: str, *, trust_remote_code: bool = False) -> ModelSo
             str(folder) if folder is not None else model, shown, trust_remote_code
         )
     text_config = _text_config(config, model)
+    _check_depth(text_config, model)
     architecture = architecture_of(config, model, trust_remote_code)
     refuse_encoder(config, model)
     return ModelSource(model, kind, folder, config, text_config, architecture, trust_remote_code)
@@ -185,6 +188,10 @@ def _read_json(file: Path) -> dict[str, Any]:
             where,
             f"mend it; check with `python -m json.tool {file}`",
         ) from err
+    except RecursionError as err:
+        raise ModelError(
+            "config.json is nested too deeply to be read.", str(file), "replace the file"
+        ) from err
     except (UnicodeDecodeError, OSError) as err:
         raise ModelError(
             f"config.json cannot be read: {one_line(err)}", str(file), "replace the file"
@@ -229,9 +236,21 @@ def _auto_config(name: str, where: str, trust_remote_code: bool) -> PretrainedCo
         config: PretrainedConfig = AutoConfig.from_pretrained(
             name, trust_remote_code=trust_remote_code
         )
+    except OSError as err:  # transformers looked for a file of the model's own code
+        what = f"A file that config.json names is not there: {one_line(err)}"
+        raise ModelError(what, where, "put it beside config.json, or mend `auto_map`") from err
     except BUILD_ERRORS as err:
         raise build_failed(err, what="The configuration", where=where) from err
     return config
+
+
+def _check_depth(config: PretrainedConfig, model: str) -> None:
+    """Each layer is a module of its own, also without weights: a slip of the pen would fill memory."""
+    depth = getattr(config, "num_hidden_layers", None)
+    if isinstance(depth, int) and not 1 <= depth <= _MOST_LAYERS:
+        what = f"A model of {depth} layers is not built: 1 to {_MOST_LAYERS} are."
+        step = "set `num_hidden_layers` in its config.json, then repeat the command"
+        raise ModelError(what, f"{model}, field `num_hidden_layers`", step)
 
 
 def _text_config(config: PretrainedConfig, model: str) -> PretrainedConfig:
