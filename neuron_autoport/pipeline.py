@@ -33,6 +33,9 @@ from neuron_autoport.rules.library import rules_digest
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.rules.sources import load_library
 
+# Instead of a rule's name: all of them, also those that would stand in for a bigger one.
+EVERYTHING = "*"
+
 
 @dataclass(frozen=True, eq=False)
 class ProvedPort:
@@ -57,15 +60,18 @@ def proved_port(
     Args:
         source: the model, or its configuration; not changed.
         rules: the library; None for all that apply here (`rules/sources.py`).
-        without: rules not to use, as `Class:rule` or `rule`, beside those of `AUTOPORT_WITHOUT`.
+        without: rules not to use, as `Class:rule`, `rule` or EVERYTHING, beside those of
+            `AUTOPORT_WITHOUT`.
 
     Raises:
         ModelError: the model cannot be built from its configuration.
     """
     started = time.perf_counter()
-    library = tuple(rules) if rules is not None else load_library()
+    named = without | switched_off()
+    library = tuple(rules) if rules is not None else load_library(trust_code=_trusts(source))
+    library = () if EVERYTHING in named else library
     port = port_model(source, library)
-    off = expand_without(port, without | switched_off())
+    off = expand_without(port, named - {EVERYTHING})
     port = replan(port, library, off) if off else port
     title = f"{type(port.model).__name__} of transformers {transformers.__version__}"
     made = generate(port.plans, title)
@@ -115,6 +121,11 @@ def expand_without(port: Port, names: frozenset[str]) -> frozenset[str]:
             raise RuleError(what, None, f"one of: {known}")
         found |= meant
     return frozenset(found)
+
+
+def _trusts(source: ModelSource | PretrainedConfig) -> bool:
+    """May code from outside transformers run, that of rules included?"""
+    return isinstance(source, ModelSource) and source.trust_remote_code
 
 
 def _key(source: ModelSource | PretrainedConfig, rules: tuple[Rule, ...], made: Generated) -> str:

@@ -104,7 +104,7 @@ def _parts(model: str, rules: list[Path], tp: int, trust: bool) -> tuple[Part, .
     from neuron_autoport.rules.sources import load_library
 
     source = load_model_config(model, trust_remote_code=trust)
-    return parts_of(port_model(source, load_library(rules)), tp)
+    return parts_of(port_model(source, load_library(rules, trust_code=trust)), tp)
 
 
 def _judged(

@@ -89,7 +89,8 @@ def test_command(
     path: Annotated[
         Path | None,
         typer.Argument(
-            metavar="PATH", help="A rule file or a folder of them; all rules if left out."
+            metavar="PATH",
+            help="A rule file, a folder of them, or a rule's name; all rules if left out.",
         ),
     ] = None,
     rules: Folders = None,
@@ -116,13 +117,18 @@ def test_command(
 
     from neuron_autoport.rules.examples import check_trusted, run_rule
     from neuron_autoport.rules.library import rules_at
+    from neuron_autoport.rules.python_rule import trusted
     from neuron_autoport.rules.sources import load_library
 
-    library = load_library(rules or [])
-    chosen = library if path is None else rules_at(path)
+    library = load_library(rules or [], trust_code=trust_remote_code)
+    chosen = library
+    if path is not None:
+        named = () if path.exists() else tuple(r for r in library if r.name == str(path))
+        chosen = named or rules_at(path)
     words = [str(path)] if path is not None else []
     words += [word for folder in rules or [] for word in ("--rules", str(folder))]
     check_trusted(chosen, trust_remote_code, shlex.join(("autoport", "rules", "test", *words)))
+    chosen = tuple(trusted(rule) for rule in chosen)  # what runs examples may run checks
     console = Console(highlight=False)
     outcomes = []
     for rule in chosen:

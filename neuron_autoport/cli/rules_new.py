@@ -76,7 +76,7 @@ def new_command(
         start, source, tuple(inputs or ()), init, DtypeName.bf16, trust_remote_code, more
     )
     test = shlex.join(("autoport", "rules", "test", str(path), "--trust-remote-code"))
-    library = load_library(rules or [], written_to=out)
+    library = load_library(rules or [], written_to=out, trust_code=trust_remote_code)
     if request.is_module:
         made = _from_own(name, request, library, test)
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from neuron_autoport.errors import RuleError
 from neuron_autoport.rules.check_roles import check_roles
 from neuron_autoport.rules.plain import load_plain_rule
+from neuron_autoport.rules.python_rule import is_python_rule, load_python_rule, trusted
 from neuron_autoport.rules.rule import Rule
 
 
@@ -34,7 +35,7 @@ def folder_rules(folder: Path, where: str | None = None) -> tuple[Rule, ...]:
         raise RuleError(f"rule folder {folder} does not exist", place, f"ls {folder.parent}")
     rules: dict[str, Rule] = {}
     faults: list[RuleError] = []
-    for path in sorted(folder.rglob("*.yaml")):
+    for path in sorted((*folder.rglob("*.yaml"), *_python_rules(folder))):
         try:
             rule = _load(path, read(path))
         except RuleError as error:
@@ -72,7 +73,12 @@ def read(path: Path) -> bytes:
 @lru_cache(maxsize=512)
 def _load(path: Path, content: bytes) -> Rule:
     """Read once for each content: an edited file is read anew."""
-    return load_plain_rule(path, content)
+    load = load_python_rule if path.suffix == ".py" else load_plain_rule
+    return load(path, content)
+
+
+def _python_rules(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*.py") if is_python_rule(read(path))]
 
 
 def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
@@ -84,6 +90,7 @@ def load_rules(folders: Iterable[Path] = ()) -> tuple[Rule, ...]:
     rules: dict[str, Rule] = {}
     for folder in (builtin_folder(), *folders):
         rules.update({rule.name: rule for rule in folder_rules(folder)})
+    rules.update({name: trusted(rule) for name, rule in rules.items() if is_builtin(rule)})
     check_roles(rules.values())
     return tuple(rules[name] for name in sorted(rules))
 

@@ -2,13 +2,14 @@
 
 1. the built-in folder `patterns/`
 2. installed packages: entry points of the group `neuron_autoport.rules`, by name. The value is a package; rules
-   are the `*.yaml` files in its folder. The package is looked up, never imported: none of its code runs.
+   are the rule files in its folder. The package is looked up, never imported.
 3. `rules = [...]` under `[tool.autoport]` in the nearest pyproject.toml, the working folder's or one above it,
    that has such a table; paths are relative to that file
 4. the environment variable AUTOPORT_RULES: folders, separated as in PATH
 5. `--rules DIR` of a command
 
-Each folder is searched through to the bottom. A place that names what is not there is an error.
+Each folder is searched through to the bottom, for `*.yaml` and for rules in Python
+(`python_rule.py`). A place that names what is not there is an error.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from neuron_autoport.errors import RuleError
 from neuron_autoport.rules.check import near
 from neuron_autoport.rules.check_roles import check_roles
 from neuron_autoport.rules.library import builtin_folder, folder_rules, is_builtin
+from neuron_autoport.rules.python_rule import trusted
 from neuron_autoport.rules.rule import Rule
 
 GROUP = "neuron_autoport.rules"
@@ -39,21 +41,26 @@ TABLE_KEYS = ("rules",)
 
 @dataclass(frozen=True)
 class RuleSource:
-    """A folder of rules. name: what brought it in, as reports say it. where: the place that names it."""
+    """A folder of rules. name: what brought it in, as reports say it. where: the place that names it.
+
+    installed: it is part of a package, whose code the user chose to have.
+    """
 
     name: str
     folder: Path
     where: str
+    installed: bool = False
 
 
 def load_library(
-    options: Iterable[Path] = (), *, written_to: Path | None = None
+    options: Iterable[Path] = (), *, written_to: Path | None = None, trust_code: bool = False
 ) -> tuple[Rule, ...]:
     """All rules that apply here, sorted by name.
 
     Args:
         options: folders of `--rules`. written_to: a folder that may still be empty or missing, as the
             command is about to put the first rule there.
+        trust_code: Python code of rules may run; of built-in rules and installed packages it always may.
 
     Raises:
         RuleError: a folder, package or file is not there or wrong.
@@ -61,13 +68,15 @@ def load_library(
     rules: dict[str, Rule] = {}
     for source in rule_sources(options):
         new = written_to is not None and source.folder.resolve() == written_to.resolve()
-        if new and not any(source.folder.rglob("*.y*ml")):
+        if new and not any(source.folder.rglob("*.y*")):
             continue
         found = folder_rules(source.folder, source.where)
         if not found:
             where = f"{source.folder}, named by {source.where}"
             step = f"autoport rules new NAME --from MODEL -o {source.folder}"
             raise RuleError(f"no rule files (*.yaml) in {source.folder}", where, step)
+        if trust_code or source.installed:
+            found = tuple(trusted(rule) for rule in found)
         rules.update({rule.name: rule for rule in found})
     check_roles(rules.values())
     return tuple(rules[name] for name in sorted(rules))
@@ -76,7 +85,7 @@ def load_library(
 def rule_sources(options: Iterable[Path] = ()) -> tuple[RuleSource, ...]:
     """All folders of rules, the first that counts least first."""
     return (
-        RuleSource("built in", builtin_folder(), "neuron-autoport"),
+        RuleSource("built in", builtin_folder(), "neuron-autoport", True),
         *_packages(),
         *_project(),
         *_environment(),
@@ -175,7 +184,7 @@ def _packages() -> Iterator[RuleSource]:
         if folder is None:
             step = f"mend or remove that package: pip uninstall {_distribution(point)}"
             raise RuleError(f"there is no package folder `{point.value}`", where, step)
-        yield RuleSource(f"package {_distribution(point)}", folder, where)
+        yield RuleSource(f"package {_distribution(point)}", folder, where, True)
 
 
 def _distribution(point: EntryPoint) -> str:
