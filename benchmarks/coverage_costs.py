@@ -2,7 +2,7 @@
 
 Layers: all of the model but its embeddings and its LM head. A product is fused if it is in a site (also where
 a limit of the target sends it to torch there: the site says which limit), or if a rule matched it
-and was refused for a limit of the target (AP4xx).
+and says that the target has no function for it (AP402).
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from neuron_autoport.port import Port
 from neuron_autoport.report.cost import PRODUCTS, base_name, kind_of
 from neuron_autoport.report.coverage import Work, measure
 from neuron_autoport.rewrite.plan import ClassPlan
+from neuron_autoport.rules.library import load_rules
 
 # Decoder-only types without experts whose layers all have softmax attention: 68 of the 134.
 DENSE = frozenset(Path(__file__).with_name("dense_types.txt").read_text(encoding="utf-8").split())
 
+# The rule for what no other takes.
+LONE = "lone_linear"
 _SHOWN = ("attention", "norm", "softmax", "embedding")
 
 
@@ -80,10 +83,21 @@ def _in_head(work: Work, root: ClassPlan, port: Port) -> bool:
 
 
 def _limited(work: Work) -> bool:
-    """Was a rule that matched this expression refused for a limit of the target?"""
+    """Does a rule say that the target has no function for it, and is that the whole reason?
+
+    A linear map that no function takes by itself might have been a part of one if another rule that matched in the
+    same forward had not been refused for a reason of ours.
+    """
+    if work.stated - {LONE}:
+        return True
     plans = [work.plan] + ([work.caller] if work.caller else [])
-    limits = {r.span for plan in plans for r in plan.refusals if r.code.startswith("AP4")}
-    return any(span in limits for span in work.op.spans)
+    with_linears = {rule.name for rule in load_rules() if "linear" in rule.kinds.values()}
+    ours = any(
+        r.rule in with_linears and r.steps == "all" and not r.code.startswith("AP4")
+        for plan in plans
+        for r in plan.refusals
+    )
+    return LONE in work.stated and not ours
 
 
 def _label(work: Work) -> str:

@@ -27,8 +27,8 @@ def lines(row: Row) -> str:
     if row.vllm is not None:
         theirs = ", ".join(f"{k} {n}" for k, n in sorted(row.vllm.items()))
         out.append(f"    vLLM  {theirs or 'nothing'}")
-    out += [f"    missing {m.kind} {m.class_name} x{m.count} at {m.example}: {m.reasons[0]}"
-            for m in row.missing]  # fmt: skip
+    out += [f"    {'beyond vLLM' if m.beyond else 'missing'} {m.kind} {m.class_name} x{m.count} at "
+            f"{m.example}: {m.beyond or m.reasons[0]}" for m in row.missing]  # fmt: skip
     out += [f"    dropped {pair}" for pair in row.dropped]
     out += [f"    not traced to the end: {end}" for end in row.ends]
     return "\n".join(out)

@@ -48,13 +48,18 @@ class TheirSite:
 
 @dataclass(frozen=True)
 class Missing:
-    """A class of theirs that we do not cover: how many instances, and our reasons."""
+    """A class of theirs that we do not cover: how many instances, and our reasons.
+
+    beyond: what vLLM's own layer lacks there, so that its model computes something else; None if nothing
+    is known of that.
+    """
 
     kind: str
     class_name: str
     count: int
     example: str
     reasons: tuple[str, ...]
+    beyond: str | None = None
 
 
 def available() -> bool:
@@ -212,9 +217,28 @@ def not_covered(port: Port, theirs: list[TheirSite]) -> list[Missing]:
     counts = Counter((t.kind, t.class_name) for t in lost)
     first = {(t.kind, t.class_name): t for t in reversed(lost)}
     return [
-        Missing(kind, name, n, first[kind, name].path, _reasons(port, first[kind, name]))
+        Missing(
+            kind, name, n, first[kind, name].path, _reasons(port, first[kind, name]),
+            _beyond(port, first[kind, name]),
+        )
         for (kind, name), n in counts.items()
-    ]
+    ]  # fmt: skip
+
+
+def _beyond(port: Port, site: TheirSite) -> str | None:
+    """What vLLM's expert layer lacks: experts that the router names and that have no weights.
+
+    vLLM's Transformers backend gives its layer one expert for each weight. `tests/hosts/vllm/test_moe_limits.py`
+    shows by how much the result is off.
+    """
+    if site.kind != "moe":
+        return None
+    facts = read_blocks(port.trace).get(site.path)
+    (path,) = site.parts
+    stacked = [p.shape[0] for p in port.model.get_submodule(path).parameters() if p.ndim == 3]
+    if facts is None or facts.reach is None or not stacked or facts.reach <= min(stacked):
+        return None
+    return f"the router chooses among {facts.reach} experts, {min(stacked)} of which have weights"
 
 
 def _covered(site: TheirSite, ours: dict[str, list[frozenset[str]]]) -> bool:
@@ -224,7 +248,10 @@ def _covered(site: TheirSite, ours: dict[str, list[frozenset[str]]]) -> bool:
 
 
 def _reasons(port: Port, site: TheirSite) -> tuple[str, ...]:
-    """Our refusals in the module, or why its trace ended."""
+    """Our refusals in the module, or why its trace ended; of experts, why vLLM's layer does not run them."""
+    if site.kind == "moe":
+        facts = read_blocks(port.trace).get(site.path)
+        return (str(refusal(facts, cpu=False)) if facts is not None else "no experts were read",)
     plan = port.where.get(site.path)
     if plan is None:
         return ("not traced",)
@@ -249,7 +276,9 @@ def main() -> None:
         print(f"{model_type:24} vLLM: {dict(counts) or 'nothing'}", flush=True)
         for m in missing[model_type]:
             print(f"    missing {m.kind} {m.class_name} x{m.count} at {m.example}: {m.reasons}")
-    lost = {t: [f"{m.kind} {m.class_name}" for m in found] for t, found in missing.items() if found}
+            print(f"        vLLM's layer: {m.beyond}" if m.beyond else "")
+    lost = {t: names for t, found in missing.items()
+            if (names := [f"{m.kind} {m.class_name}" for m in found if m.beyond is None])}  # fmt: skip
     print(
         json.dumps({"architectures": len(missing), "superset_of_vllm": not lost, "missing": lost})
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from neuron_autoport.errors import ModelError
 from neuron_autoport.models.build import meta_model
@@ -27,6 +27,8 @@ from neuron_autoport.trace.tracer import trace_model
 
 # Sizes that no model's own dimensions are likely to equal, so a shape is not mistaken for another.
 BATCH, TOKENS = 2, 7
+# For code that works on whole windows of tokens, such as a compressor of 128 of them.
+LONG_TOKENS = 263
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +57,10 @@ class Port:
                 yield path, site
 
 
-def example_inputs() -> dict[str, Any]:
+def example_inputs(tokens: int = TOKENS) -> dict[str, Any]:
     """What a causal language model is traced with: token ids on the meta device."""
     return {
-        "input_ids": torch.zeros(BATCH, TOKENS, dtype=torch.long, device="meta"),
+        "input_ids": torch.zeros(BATCH, tokens, dtype=torch.long, device="meta"),
         "use_cache": False,
     }
 
@@ -83,8 +85,9 @@ def port_model(
     model = _build(source, *_ATTEMPTS[0])
     built = time.perf_counter()
     model, trace = _trace(source, model)
+    model, trace, tokens = _longer(model, trace)
     traced = time.perf_counter()
-    port = plan_trace(model, trace, rules, without=without)
+    port = replace(plan_trace(model, trace, rules, without=without), tokens=BATCH * tokens)
     planned = time.perf_counter()
     seconds = {"build": built - started, "trace": traced - built, "plan": planned - traced}
     return replace(port, seconds=seconds)
@@ -116,6 +119,43 @@ def _trace(
                 return model, trace
     assert best is not None
     return best[1:]
+
+
+def _longer(model: nn.Module, trace: ModuleTrace) -> tuple[nn.Module, ModuleTrace, int]:
+    """The trace of a long prompt instead, if more of the model runs in it; and the length of the prompt."""
+    before = _idle(model, trace)
+    if not before or _ends(trace):
+        return model, trace, TOKENS
+    again = trace_model(
+        model, (), example_inputs(LONG_TOKENS), with_values=trace.answers is not None
+    )
+    if _ends(again) or not _idle(model, again) < before:
+        return model, trace, TOKENS
+    return model, again, LONG_TOKENS
+
+
+def _idle(model: nn.Module, trace: ModuleTrace) -> set[str]:
+    """Modules of the model's own with parameters that did not run though what holds them did."""
+    ran = {path for path, _ in trace.walk()}
+    return {
+        path
+        for path, module in model.named_modules()
+        if path not in ran
+        and path.rpartition(".")[0] in ran
+        and not type(module).__module__.startswith("torch.")  # those are leaves, traced by nobody
+        and next(module.parameters(recurse=False), None) is not None
+    }
+
+
+def _base(model: nn.Module) -> str:
+    """Path of the base model in a causal language model; empty if there is none."""
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and isinstance(getattr(model, prefix, None), nn.Module):
+        return str(prefix)
+    # Some name a prefix that only a larger model has.
+    return next(
+        (n for n, child in model.named_children() if isinstance(child, PreTrainedModel)), ""
+    )
 
 
 def _build(
@@ -160,6 +200,4 @@ def plan_trace(
         known = where.setdefault(path, plans[part])
         if known is not plans[part] and known.new_source() != plans[part].new_source():
             where[path] = left_alone(known, "AP206", "this module is called in two different ways")
-    prefix = getattr(model, "base_model_prefix", "")
-    base = prefix if prefix and isinstance(getattr(model, prefix, None), nn.Module) else ""
-    return Port(model, trace, tuple(plans.values()), where, base, {}, without)
+    return Port(model, trace, tuple(plans.values()), where, _base(model), {}, without)

@@ -10,6 +10,7 @@ from benchmarks.vllm_fusers import not_covered, their_sites
 from neuron_autoport.port import Port, port_model, replan
 from neuron_autoport.rules.library import load_rules
 from tests.helpers import small_config
+from tests.trace.routers import small_config as routers_config
 
 pytest.importorskip("vllm")
 
@@ -57,3 +58,29 @@ def test_a_site_that_is_not_used_covers_nothing() -> None:
     assert found["gate_up"].reasons == ("gated_mlp: not proved",)
     covered = {m.kind for m in not_covered(port, their_sites(port))}
     assert covered == {"qkv", "norm"}
+
+
+def test_experts_that_vllms_layer_has_not() -> None:
+    """Four of its twelve experts hand on their input; vLLM's layer gets the eight that have weights."""
+    config = routers_config("longcat_flash")
+    port = port_model(config, load_rules())
+    (missing,) = not_covered(port, their_sites(port))
+    assert (missing.kind, missing.class_name) == ("moe", "LongcatFlashMoE")
+    assert missing.beyond == "the router chooses among 12 experts, 8 of which have weights"
+    assert "not understood" in missing.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "class_name"),
+    [
+        ("deepseek_v4", "DeepseekV4SparseMoeBlock"),
+        ("nemotron_h", "NemotronHMoE"),
+        ("zaya", "ZayaSparseMoeBlock"),
+        ("llama4_text", "Llama4TextMoe"),
+    ],
+)
+def test_experts_of_all_kinds_are_covered(model_type: str, class_name: str) -> None:
+    port = port_model(routers_config(model_type), load_rules())
+    theirs = their_sites(port)
+    assert class_name in {t.class_name for t in theirs if t.kind == "moe"}
+    assert not_covered(port, theirs) == []

@@ -45,12 +45,17 @@ class TinyConfigError(AutoportError):
     """No tiny configuration could be derived; the caller proves each class on its own instead."""
 
 
-def tiny_config(source: ModelSource | PretrainedConfig) -> PretrainedConfig:
+def tiny_config(
+    source: ModelSource | PretrainedConfig, variants: tuple[Sizes, ...] = _VARIANTS
+) -> PretrainedConfig:
     """A configuration of the same class with tiny sizes and, as a rule, two to six layers.
 
     Kept: bias flags, activations, epsilons, layer types and their order, windows (4 wide, so that
     twelve tokens are more than a window), rotary type and parameters, soft-caps, multipliers, MHA /
     GQA / MQA, routing, ties. Shrunk: sizes only. The argument is not changed.
+
+    Args:
+        variants: sizes to try, the preferred first.
 
     Raises:
         TinyConfigError: with the reason why the first attempt failed.
@@ -62,7 +67,7 @@ def tiny_config(source: ModelSource | PretrainedConfig) -> PretrainedConfig:
     except ModelError as err:
         raise _failed(name, err.what) from err
     reasons: list[str] = []
-    for data in _candidates(config, original):
+    for data in _candidates(config, original, variants):
         try:
             tiny = _from_dict(config, data)
             _check(_with_config(source, tiny), tiny, original)
@@ -112,12 +117,14 @@ def _describe(model: nn.Module, config: PretrainedConfig) -> _Description:
     return _Description(key, len(stack), layer_kinds(stack, text), classes)
 
 
-def _candidates(config: PretrainedConfig, original: _Description) -> Iterator[dict[str, Any]]:
+def _candidates(
+    config: PretrainedConfig, original: _Description, variants: tuple[Sizes, ...]
+) -> Iterator[dict[str, Any]]:
     """Configuration dicts to try, the preferred first."""
     data = config.to_dict()
     key = original.text_key
     text = data[key] if key else data
-    for sizes in _VARIANTS:
+    for sizes in variants:
         for keep in kept_layers(original.kinds.exact):
             cut = cut_layers(text, keep, original.layers) if original.layers else text
             whole = {**data, key: cut} if key else cut

@@ -16,21 +16,18 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from neuron_autoport.errors import AutoportError
 from neuron_autoport.models.build import real_model
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.models.tiny import TinyConfigError, tiny_config
-from neuron_autoport.models.weights import adversarial_
-from neuron_autoport.port import Port, port_model
+from neuron_autoport.port import BATCH, LONG_TOKENS, TOKENS, Port, port_model, replan
 from neuron_autoport.prove.compare import Comparison, compare
 from neuron_autoport.prove.modules import RUN_ERRORS, Call, ModuleProof, prove_module
+from neuron_autoport.prove.own_size import prove_at_own_size
 from neuron_autoport.rewrite.emit import Generated, generate
 from neuron_autoport.rewrite.install import install
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rules.rule import Rule
 
-# A class is proved at its own sizes only below this many parameters (float64 copies are made).
-_OWN_SIZE_LIMIT = 150_000_000
 _TOKENS = 13
 
 
@@ -100,17 +97,20 @@ class _TinyProof:
         self.config = source.config if isinstance(source, ModelSource) else source
         self.model = real_model(source, dtype=torch.float32, attn_implementation="eager")
         _plain_experts(self.model)
-        self.ids = _token_ids(self.config)
+        self.ids = _token_ids(self.config, _TOKENS)
         self.proofs: tuple[ModuleProof, ...] = ()
         self.dropped: list[Dropped] = []
         self.logits: Comparison | None = None
         self.texts: set[tuple[type, str]] = set()
 
     def prove(self) -> None:
+        port = port_model(self.source, self.rules, without=self.off)
+        if port.tokens > BATCH * TOKENS:  # there is code that only a long prompt runs
+            self.ids = _token_ids(self.config, LONG_TOKENS)
         calls = self.record()
         while True:
             without = self.off | {f"{d.class_name}:{d.rule}" for d in self.dropped}
-            port = port_model(self.source, self.rules, without=without)
+            port = replan(port, self.rules, without) if self.dropped else port
             made = generate(port.plans, f"small {self.config.model_type}")
             self.proofs = tuple(self.prove_modules(port, made, calls))
             failed = [p for p in self.proofs if not p.passed]
@@ -168,17 +168,22 @@ class _TinyProof:
             plan = port.where[proof.path]
             names = [s.rule.name for s in plan.sites]
             guilty = names if len(names) == 1 else [
-                n for n in names if not self.alone(proof, n, names, calls)
+                n for n in names if not self.alone(port, proof, n, names, calls)
             ]  # fmt: skip
             for name in guilty or names:
                 self.dropped.append(Dropped(proof.class_name, name, "AP701", proof.figures()))
 
     def alone(
-        self, proof: ModuleProof, rule: str, names: list[str], calls: dict[str, list[Call]]
+        self,
+        port: Port,
+        proof: ModuleProof,
+        rule: str,
+        names: list[str],
+        calls: dict[str, list[Call]],
     ) -> bool:
         """Does the class pass with this rule only?"""
         others = frozenset(f"{proof.class_name}:{n}" for n in names if n != rule)
-        port = port_model(self.source, self.rules, without=others | self.off)
+        port = replan(port, self.rules, others | self.off)
         made = generate(port.plans, f"small {self.config.model_type}")
         plan = port.where[proof.path]
         module = self.model.get_submodule(proof.path)
@@ -224,11 +229,11 @@ def small_source(source: ModelSource | PretrainedConfig) -> ModelSource | Pretra
     return replace(source, config=small, text_config=small.get_text_config())
 
 
-def _token_ids(config: Any) -> torch.Tensor:
+def _token_ids(config: Any, tokens: int) -> torch.Tensor:
     vocabulary = config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
     low = min(3, vocabulary - 1)  # ids below are often special
-    return torch.randint(low, vocabulary, (2, _TOKENS), generator=generator)
+    return torch.randint(low, vocabulary, (2, tokens), generator=generator)
 
 
 def _cover(port: Port, tiny: _TinyProof | None, how: str) -> Proof:
@@ -245,7 +250,7 @@ def _cover(port: Port, tiny: _TinyProof | None, how: str) -> Proof:
         if any(f"{cls.__name__}:{s.rule.name}" in gone for s in plan.sites):
             continue  # planned again without the dropped rule, and judged then
         made = made or generate(port.plans, "the full model")
-        proof = _prove_at_own_size(port.model, path, plan, made)
+        proof = prove_at_own_size(port.model, path, plan, made)
         proofs.append(proof)
         known = known | {(cls, new)}
         if not proof.passed:
@@ -253,61 +258,3 @@ def _cover(port: Port, tiny: _TinyProof | None, how: str) -> Proof:
             rules = [s.rule.name for s in plan.sites]
             dropped += [Dropped(cls.__name__, r, code, proof.figures()) for r in rules]
     return Proof(tuple(proofs), tiny.logits if tiny else None, tuple(dropped), how)
-
-
-def _prove_at_own_size(
-    model: nn.Module, path: str, plan: ClassPlan, made: Generated
-) -> ModuleProof:
-    meta = model.get_submodule(path)
-    name = type(meta).__name__
-    size = sum(p.numel() for p in meta.parameters())
-    if size > _OWN_SIZE_LIMIT:
-        return ModuleProof(
-            path, name, None, None, f"{size:,} parameters are too many to prove at full size"
-        )
-    try:
-        module = copy.deepcopy(meta).to_empty(device="cpu").float()
-        for part in module.modules():
-            reset = getattr(part, "reset_parameters", None)
-            if callable(reset):
-                reset()
-        _fill_unset(module)
-        adversarial_(module)
-        _compute_attention(module)
-        calls = [_real_call(plan.trace.call)]
-    except (RuntimeError, AutoportError) as error:
-        return ModuleProof(path, name, None, None, f"could not be made real: {error}")
-    return prove_module(path, module, plan, made.classes[plan], calls)
-
-
-def _compute_attention(module: nn.Module) -> None:
-    """Let a copy of a traced module compute attention: its children name the leaf it was traced with."""
-    for part in module.modules():
-        config: Any = getattr(part, "config", None)  # the copy's own
-        if hasattr(config, "_attn_implementation"):
-            config._attn_implementation = "eager"
-
-
-def _fill_unset(module: nn.Module) -> None:
-    """Parameters held directly by a class of the model's own: ones, as its norms start."""
-    for part in module.modules():
-        if not callable(getattr(part, "reset_parameters", None)):
-            for parameter in part.parameters(recurse=False):
-                nn.init.ones_(parameter) if parameter.dim() < 2 else nn.init.normal_(
-                    parameter, std=0.05
-                )
-
-
-def _real_call(call: Call) -> Call:
-    from torch.utils import _pytree as pytree
-
-    generator = torch.Generator().manual_seed(1)
-
-    def real(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point():
-            return torch.randn(tensor.shape, generator=generator)
-        if tensor.dtype is torch.bool:
-            return torch.ones(tensor.shape, dtype=torch.bool)
-        return torch.arange(tensor.numel()).reshape(tensor.shape).to(tensor.dtype)
-
-    return pytree.tree_map_only(torch.Tensor, real, call)

@@ -6,15 +6,14 @@ rewrite, while `if mask is not None:` is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable
 
 import libcst as cst
 
 from neuron_autoport.rewrite.names import bound_names, walk
 from neuron_autoport.rewrite.safety import left, module_path
 from neuron_autoport.rewrite.source import Edits, ForwardSource, inside
-from neuron_autoport.rules.expressions import ExpressionError, evaluate, parse_expression
+from neuron_autoport.rewrite.straight import value_of
 from neuron_autoport.trace.ops import Op
 
 _OPERATORS = (
@@ -41,13 +40,25 @@ def _blocks_above(block: cst.CSTNode, source: ForwardSource) -> list[cst.CSTNode
     return found
 
 
-def always_runs(statement: cst.CSTNode, block: cst.CSTNode, source: ForwardSource) -> bool:
-    """Does the statement run whenever `block` does, for every module the trace holds for?"""
+def always_runs(
+    statement: cst.CSTNode,
+    block: cst.CSTNode,
+    source: ForwardSource,
+    fails: Callable[[cst.BaseExpression], bool] = lambda _: False,
+) -> bool:
+    """Does the statement run whenever `block` does, for every module the trace holds for?
+
+    Args:
+        fails: tells of a condition that it is false wherever the rewritten forward goes on.
+    """
     current = source.block_of(statement)
     while current is not block and current is not None:
         owner = source.parents.get(current)
-        branch = source.parents.get(owner) if isinstance(owner, cst.Else) else owner
-        if not isinstance(branch, cst.If) or not is_settled(branch.test):
+        other = isinstance(owner, cst.Else)
+        branch = source.parents.get(owner) if owner is not None and other else owner
+        if not isinstance(branch, cst.If):
+            return False
+        if not is_settled(branch.test) and not (other and fails(branch.test)):
             return False
         current = source.block_of(branch)
         while isinstance(current, cst.If):  # an `elif` hangs from its `if`
@@ -79,7 +90,7 @@ def settle(source: ForwardSource, edits: Edits, paths: set[str]) -> None:
     for node in source.nodes():
         if not isinstance(node, cst.If | cst.IfExp) or not is_settled(node.test):
             continue
-        value = _value(source, node.test)
+        value = value_of(source.code(node.test), source.reads)
         if value is None:
             continue
         dead = [d for d in (node.test, node.orelse if value else node.body) if d is not None]
@@ -89,31 +100,6 @@ def settle(source: ForwardSource, edits: Edits, paths: set[str]) -> None:
         if reads & names or named & paths:
             edits.settled[node] = value
             edits.removed |= set(dead)
-
-
-class _Thing:
-    """An attribute whose value is only known to be something: any question but `is None` fails."""
-
-    def __eq__(self, other: object) -> bool:
-        raise TypeError("its value is not known")
-
-    def __bool__(self) -> bool:
-        raise TypeError("its value is not known")
-
-    __hash__ = object.__hash__
-
-
-def _value(source: ForwardSource, test: cst.BaseExpression) -> bool | None:
-    """What a settled condition is for the attribute values of the trace; None if they do not tell."""
-    known = {
-        n: v if isinstance(v, bool | int | float | str | None) else _Thing()
-        for n, v in source.reads.items()
-    }
-    try:
-        tree = parse_expression(source.code(test))
-        return bool(evaluate(tree, {"self": SimpleNamespace(**known)}))
-    except (ExpressionError, TypeError):
-        return None
 
 
 def statement_in(statement: cst.CSTNode, block: cst.CSTNode, source: ForwardSource) -> cst.CSTNode:

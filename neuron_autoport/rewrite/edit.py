@@ -8,15 +8,18 @@ between its old read and its new one, an input that has no readable expression t
 
 from __future__ import annotations
 
+from functools import partial
+
 import libcst as cst
 
+from neuron_autoport.fused import FusedWeight
 from neuron_autoport.rewrite import branches, safety
+from neuron_autoport.rewrite.agree import Agreed, agree, check_inner
 from neuron_autoport.rewrite.helpers import returned_by_helper
 from neuron_autoport.rewrite.names import drop_dead, parameter_text, walk, words
 from neuron_autoport.rewrite.operands import OperandText
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.replacement import reads, replacement_text
-from neuron_autoport.rewrite.site import FusedWeight
 from neuron_autoport.rewrite.source import Edits, ForwardSource, inside
 from neuron_autoport.rules.match import Match, ModuleRef
 from neuron_autoport.rules.rule import Rule
@@ -58,18 +61,23 @@ class _Editor:
         self.outputs = [match.values[name] for name in rule.outputs]
         self.interior = set(match.interior) | set(self.outputs)
         self.operands = OperandText(source, self.interior)
+        self.agreed = Agreed()
 
     def run(self) -> Edits:
         self.check_users()
         self.check_in_place()
         self.check_once()
         together = len(self.outputs) > 1 and self.tuple_order() is not None
-        safety.check_helpers(self.interior, self.outputs, together)
+        safety.check_helpers(self.source, self.interior, self.outputs, together)
         expressions = [self.output_expression(op) for op in self.outputs]
         statements = [self.statement(e) for e in expressions]
+        given = {n: self.match.values[n] for n in self.inputs()}
+        self.agreed = agree(self.source, self.operands, given)
         block = self.common_block(statements)
         safety.check_conditional(self.source, self.interior, expressions)
+        check_inner(self.source, self.operands, self.interior - set(given.values()))
         edits = Edits(removed=self.dead_statements(statements))
+        edits.replaced |= self.closings([*expressions, *edits.removed])
         earliest = min(statements, key=lambda s: self.source.range(s)[:2])
         first = branches.statement_in(earliest, block, self.source)
         texts = {name: self.input_text(name, first, edits, expressions) for name in self.inputs()}
@@ -220,9 +228,22 @@ class _Editor:
                 places.append((at, op.spans[0]) if at is not None else (statements[0], None))
         block = branches.common([self.source.block_of(s) for s, _ in places], self.source)
         for statement, span in places:
-            if not branches.always_runs(statement, block, self.source):
+            fails = partial(self.agreed.fails, self.source)
+            if not branches.always_runs(statement, block, self.source, fails):
                 raise Refused("AP205", "parts of the match are in another block", span)
         return block
+
+    def closings(self, going: list[cst.CSTNode]) -> dict[cst.CSTNode, str]:
+        """What stands for the arms of choices that the new call leaves no meaning; these must not go."""
+        if not self.agreed.closed:
+            return {}
+        moved = next((v for v in self.match.values.values() if isinstance(v, ModuleRef)), None)
+        gone = {n for g in going for n in walk(g)}
+        if moved is None or not gone.isdisjoint(self.agreed.closed):
+            raise Refused(
+                "AP209", "another input may be given, and nothing is left that could say so"
+            )
+        return dict.fromkeys(self.agreed.closed, f'NF.moved("self.{moved.path}")')
 
     def dead_statements(self, kept: list[cst.CSTNode]) -> set[cst.CSTNode]:
         """Statements that hold inner ops of the match and nothing else."""
@@ -249,8 +270,9 @@ class _Editor:
         op = self.match.values[name]
         if op.name == "param":
             return parameter_text(str(op.target))
-        expression = self.operands.expression_of(op)
-        if op.name == "input" and self.is_parameter_name(op.target):
+        expression = self.agreed.texts.get(name)
+        same = self.agreed.meanings.get(name, op.target) == op.target
+        if op.name == "input" and same and self.is_parameter_name(op.target):
             try:
                 safety.check_binding(self.source, str(op.target), None, at, edits)
                 return str(op.target)

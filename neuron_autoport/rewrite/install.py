@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from neuron_autoport.fused import FusedWeight, WeightPart, plain_attributes
 from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.rewrite.site import FusedWeight, WeightPart, plain_attributes
 
 
 def install(module: nn.Module, plan: ClassPlan, rewritten: type[nn.Module]) -> None:

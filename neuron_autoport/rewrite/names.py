@@ -70,6 +70,7 @@ def drop_dead(source: ForwardSource, edits: Edits) -> None:
             line
             for line in source.lines
             if line not in edits.removed
+            and not any(n in edits.replaced for n in walk(line))  # it says now what must not be
             and (name := _pure_assignment(line)) is not None
             and name not in readers
             and name not in words(text)
@@ -121,6 +122,13 @@ def _reads_left(source: ForwardSource, gone: set[cst.CSTNode]) -> set[str]:
     return found
 
 
+def _acts(node: cst.CSTNode) -> bool:
+    """Is it a call, but for those that ask a tensor for its sizes?"""
+    if not isinstance(node, cst.Call):
+        return False
+    return not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("size", "dim")
+
+
 def _pure_assignment(line: cst.SimpleStatementLine) -> str | None:
     """The name of `name = expression` where the expression only reads names and attributes."""
     if len(line.body) != 1 or not isinstance(line.body[0], cst.Assign):
@@ -128,7 +136,7 @@ def _pure_assignment(line: cst.SimpleStatementLine) -> str | None:
     assign = line.body[0]
     if len(assign.targets) != 1 or not isinstance(assign.targets[0].target, cst.Name):
         return None
-    effects = (cst.Call, cst.Await, cst.Yield, cst.NamedExpr, cst.Lambda)
-    if any(isinstance(n, effects) for n in walk(assign.value)):
+    effects = (cst.Await, cst.Yield, cst.NamedExpr, cst.Lambda)
+    if any(isinstance(n, effects) or _acts(n) for n in walk(assign.value)):
         return None
     return assign.targets[0].target.value

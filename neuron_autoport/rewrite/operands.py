@@ -6,6 +6,8 @@ function, the helper's parameter is traced back to the argument of its call.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import libcst as cst
 
 from neuron_autoport.rewrite.helpers import argument_of
@@ -25,13 +27,16 @@ class OperandText:
 
     def expression_of(self, op: Op) -> cst.BaseExpression | None:
         """The expression that stands for `op` where the match first reads it."""
+        return next(self.expressions_of(op), None)
+
+    def expressions_of(self, op: Op) -> Iterator[cst.BaseExpression]:
+        """The expressions that stand for `op` where the match reads it, in the order they run."""
         readers = [u for user in op.users for u in (user, *user.absorbed) if op in u.inputs]
         for user in sorted(readers, key=lambda u: u.index):
             if user in self.interior and user.spans:
                 found = self.in_forward(user, op)
                 if found is not None:
-                    return found
-        return None
+                    yield found
 
     def in_forward(self, user: Op, op: Op) -> cst.BaseExpression | None:
         expression = self.source.expression_at(user.spans[0])
@@ -64,5 +69,9 @@ def operand_of(expression: cst.BaseExpression, user: Op, op: Op) -> cst.BaseExpr
         return plain[place] if place < len(plain) else None
     owner = expression.func.value
     if isinstance(owner, cst.Name) and owner.value in ("torch", "F"):
-        return expression.args[place].value if place < len(expression.args) else None
+        named = [a.value for a in expression.args if a.keyword and a.keyword.value == "input"]
+        if place == 0 and named:
+            return named[0]
+        arg = expression.args[place] if place < len(expression.args) else None
+        return arg.value if arg is not None and arg.keyword is None else None
     return owner if place == 0 else None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 
+from neuron_autoport import kernels, nf
 from neuron_autoport.rewrite.apply import apply_edits
 from neuron_autoport.rewrite.edit import edit_match
 from neuron_autoport.rewrite.made_up import refuse_made_up
@@ -26,6 +28,8 @@ from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.ops import Op, OpGraph
 from neuron_autoport.trace.spans import Span
 
+# Names under which rewritten source finds the functions it calls.
+CALLED: dict[str, ModuleType] = {"NF": nf, "NK": kernels}
 # Steps of a pattern so short that half of it is found everywhere.
 _SHORT = 3
 
@@ -35,7 +39,7 @@ class ClassPlan:
     """The plan of one class in one configuration.
 
     leftovers: operations in no site. without: rules that matched but may not be used (failed proof).
-    stated: operations left because the target has no function for them, as a rule says.
+    stated: operations left because the target has no function for them, and the rules that say so.
     """
 
     trace: ModuleTrace
@@ -46,7 +50,7 @@ class ClassPlan:
     refusals: tuple[Refusal, ...]
     leftovers: tuple[Op, ...]
     without: tuple[str, ...] = ()
-    stated: frozenset[Op] = frozenset()
+    stated: dict[Op, frozenset[str]] = field(default_factory=dict)
 
     def new_source(self) -> str | None:
         """The rewritten function, or None if nothing changes."""
@@ -85,6 +89,7 @@ def plan_class(
     roles = Roles(rules, without) if roles is None else roles
     graph = canonical_graph(trace)
     refusals: list[Refusal] = []
+    sure: list[Refusal] = []  # near misses that no other site of their role takes the place of
     candidates: list[_Candidate] = []
     barred: list[str] = []
     for rule in rules:
@@ -94,10 +99,11 @@ def plan_class(
             continue
         candidates += [_Candidate(rule, m) for m in found.matches]
         miss = found.near_miss
-        if miss is not None and _tells(rule, miss) and miss.done * 2 > miss.total:
+        if miss is not None and (miss.sure or (_tells(rule, miss) and miss.done * 2 > miss.total)):
             span = miss.op.spans[0] if miss.op is not None and miss.op.spans else None
             steps = f"{miss.done} of {miss.total}"
             refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
+            sure += refusals[-1:] if miss.sure else []
     if trace.end is not None:  # what comes after the end may read anything: no match is safe
         message = f"the forward was not traced to its end: {trace.end.message}"
         refusals += [
@@ -113,7 +119,10 @@ def plan_class(
     stated = _state(refusing, claimed, refusals)
     named = {site.rule.role for site in chosen.sites}
     kept = tuple(
-        r for r in refusals if r.code != "AP210" or not _covered(r, claimed, graph, rules, named)
+        r
+        for r in refusals
+        if r.code != "AP210"
+        or not _covered(r, claimed, graph, rules, set() if r in sure else named)
     )
     left = tuple(op for op in graph.ops if op not in claimed and op.name not in ("input", "param"))
     return ClassPlan(
@@ -121,19 +130,24 @@ def plan_class(
     )
 
 
-def _state(refusing: list[_Candidate], claimed: set[Op], refusals: list[Refusal]) -> frozenset[Op]:
+def _state(
+    refusing: list[_Candidate], claimed: set[Op], refusals: list[Refusal]
+) -> dict[Op, frozenset[str]]:
     """Say of each match of a rule that refuses why it stays; what a site claimed does not.
 
-    Returns the operations that stay for such a reason.
+    Returns the operations that stay for such a reason, each with the rule.
     """
-    stated: set[Op] = set()
+    stated: dict[Op, frozenset[str]] = {}
     for candidate in refusing:
         rule, match = candidate.rule, candidate.match
-        if (claimed | stated) & set(match.interior) or broken(rule.require, match) is not None:
+        known = not claimed.isdisjoint(match.interior) or not stated.keys().isdisjoint(
+            match.interior
+        )
+        if known or broken(rule.require, match) is not None:
             continue
-        stated |= set(match.interior)
+        stated |= dict.fromkeys(match.interior, frozenset({rule.name}))
         refusals.append(Refusal(STATED, rule.name, rule.refuse, _span_of(rule, match), "all"))
-    return frozenset(stated)
+    return stated
 
 
 def _tells(rule: Rule, miss: NearMiss) -> bool:
@@ -173,6 +187,8 @@ def _choose(
             _check_forward(trace)
             refuse_made_up(trace, match)
             unmet = broken(rule.require, match)
+            if unmet is None and rule.check is not None:
+                unmet = rule.check(match)
             if unmet is not None:
                 raise Refused("AP301", unmet)
             weights = plan_weights(rule, match, names)
@@ -206,6 +222,13 @@ def _check_forward(trace: ModuleTrace) -> None:
     code = trace.forward.__code__
     if code.co_freevars:
         raise Refused("AP208", f"forward closes over {', '.join(code.co_freevars)}")
+    own = {n for n in CALLED if n in (*code.co_varnames, *code.co_cellvars)}
+    space = trace.forward.__globals__
+    own |= {
+        n for n, ours in CALLED.items() if n in code.co_names and space.get(n, ours) is not ours
+    }
+    if own:  # the new calls would find these under their names
+        raise Refused("AP208", f"forward has a meaning of its own for {', '.join(sorted(own))}")
 
 
 def _span_of(rule: Rule, match: Match) -> Span | None:

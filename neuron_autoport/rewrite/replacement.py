@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from neuron_autoport import kernels, nf
+from neuron_autoport.fused import FusedWeight
 from neuron_autoport.rewrite.names import parameter_text
 from neuron_autoport.rewrite.reasons import Refused
-from neuron_autoport.rewrite.site import FusedWeight
 from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op

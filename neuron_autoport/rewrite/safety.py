@@ -7,16 +7,14 @@ a helper function give back the matched value itself?
 
 from __future__ import annotations
 
-import ast
-import linecache
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 import libcst as cst
 
 from neuron_autoport.rewrite.names import bound_names, walk
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.source import Edits, ForwardSource
+from neuron_autoport.rewrite.straight import returned_place
 from neuron_autoport.trace.ops import Op
 from neuron_autoport.trace.spans import Span
 
@@ -60,7 +58,9 @@ def _sometimes_above(source: ForwardSource, node: cst.CSTNode) -> set[cst.CSTNod
     return found
 
 
-def check_helpers(interior: Iterable[Op], outputs: Iterable[Op], together: bool) -> None:
+def check_helpers(
+    source: ForwardSource, interior: Iterable[Op], outputs: Iterable[Op], together: bool
+) -> None:
     """Refuse (AP208) what helper functions may do beside the match.
 
     The call in forward is replaced as a whole. So a helper must run straight through, or a branch that
@@ -72,46 +72,11 @@ def check_helpers(interior: Iterable[Op], outputs: Iterable[Op], together: bool)
     outputs = set() if together else set(outputs)
     for op in interior:
         for span in op.spans[1:]:
-            helper = _helper(span)
+            helper = returned_place(span, source.owner, source.reads)
             if helper is None:
                 raise Refused("AP208", f"{span.function} does more than compute {op.label}", span)
             if op in outputs and helper != (span.line, span.column, span.end_line, span.end_column):
                 raise Refused("AP208", f"{op.label} is not what {span.function} returns", span)
-
-
-_BRANCHING = (
-    ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match, ast.IfExp, ast.BoolOp, ast.ListComp,
-    ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.Yield, ast.Await, ast.AugAssign,
-    ast.FunctionDef, ast.Global, ast.Nonlocal, ast.Delete, ast.Raise,
-)  # fmt: skip
-
-
-def _helper(span: Span) -> tuple[int, int, int, int] | None:
-    """Where the value is that the function around `span` returns; None if it has branches or effects."""
-    if span.function.endswith(">"):  # a lambda or a comprehension
-        return None
-    around = [f for f in _functions(span.file) if f.lineno <= span.line <= (f.end_lineno or 0)]
-    if not around:
-        return None
-    function = max(around, key=lambda f: f.lineno)
-    nodes = [n for statement in function.body for n in ast.walk(statement)]
-    stores = (n for n in nodes if isinstance(n, ast.Attribute | ast.Subscript))
-    last = function.body[-1]
-    if any(isinstance(n, _BRANCHING) for n in nodes) or not isinstance(last, ast.Return):
-        return None
-    value = last.value
-    if value is None or any(isinstance(n.ctx, ast.Store) for n in stores):
-        return None
-    return value.lineno, value.col_offset, value.end_lineno or 0, value.end_col_offset or 0
-
-
-@lru_cache(maxsize=256)
-def _functions(file: str) -> tuple[ast.FunctionDef, ...]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
-    return tuple(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
 
 
 def check_binding(

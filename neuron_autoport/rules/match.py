@@ -82,12 +82,16 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """The best failed attempt: steps done of all, why it stopped, and the op it stopped at."""
+    """The best failed attempt: steps done of all, why it stopped, and the op it stopped at.
+
+    sure: only a layout step stood in the way, so it is one however few steps the pattern has.
+    """
 
     done: int
     total: int
     reason: str
     op: Op | None
+    sure: bool = False
 
 
 @dataclass(frozen=True)

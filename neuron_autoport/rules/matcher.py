@@ -20,14 +20,15 @@ from neuron_autoport.trace.ops import Op, OpGraph
 
 
 def find(rule: Rule, graph: OpGraph, roles: Roles = NO_ROLES) -> Found:
-    """All matches of `rule` in `graph`, or the nearest miss.
+    """All matches of `rule` in `graph`, or the nearest miss; one that is sure beside matches, too.
 
     Args:
         roles: tells which role a child module has; without it no module has one.
     """
     search = _Search(rule, graph, roles)
     matches = tuple(_distinct(search.run()))
-    return Found(matches, None if matches else search.near_miss())
+    miss = search.near_miss()
+    return Found(matches, miss if miss is not None and (miss.sure or not matches) else None)
 
 
 def _distinct(matches: Iterator[Match]) -> Iterator[Match]:
@@ -43,7 +44,8 @@ class _Search:
     def __init__(self, rule: Rule, graph: OpGraph, roles: Roles) -> None:
         self.rule, self.graph = rule, graph
         self.statements = [*rule.match, *rule.given]
-        casts = any(looks_at_casts(s.pattern) for s in rule.match)
+        typed = "float32" in rule.kinds.values()
+        casts = typed or any(looks_at_casts(s.pattern) for s in rule.match)
         self.values = Values(rule, roles, casts)
         self.total = sum(count_steps(s.pattern) for s in self.statements)
 
@@ -51,8 +53,8 @@ class _Search:
         yield from self.solve(0, Match({}))
 
     def near_miss(self) -> NearMiss | None:
-        done, reason, op = self.values.best
-        return NearMiss(done, self.total, reason, op) if done else None
+        done, reason, op, sure = self.values.best
+        return NearMiss(done, self.total, reason, op, sure) if done else None
 
     def solve(self, index: int, match: Match) -> Iterator[Match]:
         if index == len(self.statements):

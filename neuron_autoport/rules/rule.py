@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neuron_autoport.rules.pattern import Statement
 
-KINDS = ("linear", "parameter", "number", "value")
+if TYPE_CHECKING:
+    from neuron_autoport.rules.match import Match
+
+KINDS = ("linear", "parameter", "number", "float32", "value")
 SHARDS = ("column", "row", "heads", "replicate", "plan")
 
 
@@ -47,7 +51,8 @@ class Rule:
     kinds: what each capture is. choices: for a captured operation, the operations it may be and
     how the replacement spells each. require: conditions, by text. replace: `targets = expression`;
     decode: another expression for the decode phase. refuse: instead of a replacement, why the target
-    has none: what matches stays in torch, and the report says so.
+    has none: what matches stays in torch, and the report says so. check: of a rule in Python, why a
+    match may not be used.
     """
 
     name: str
@@ -68,6 +73,7 @@ class Rule:
     examples: tuple[Example, ...] = ()
     rejects: tuple[Example, ...] = ()
     text: str = ""
+    check: Callable[[Match], str | None] | None = None
 
     def kind_of(self, name: str) -> str:
         return self.kinds.get(name, "value")

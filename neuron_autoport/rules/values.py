@@ -6,13 +6,13 @@ the rule names one. Each method gives every way it can hold, with what that bind
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from neuron_autoport.rules.derived import DERIVED
+from neuron_autoport.rules.layout import between_floats, keeps_last, no_linear_between, spreads_both
 from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
 from neuron_autoport.rules.pattern import (
     COMMUTATIVE,
@@ -44,11 +44,12 @@ class Values:
 
     def __init__(self, rule: Rule, roles: Roles, casts: bool) -> None:
         self.rule, self.roles, self.casts = rule, roles, casts
-        self.best: tuple[int, str, Op | None] = (0, "nothing like it", None)
+        self.best: tuple[int, str, Op | None, bool] = (0, "nothing like it", None, False)
 
-    def miss(self, match: Match, reason: str, value: Any) -> None:
-        if match.steps > self.best[0]:
-            self.best = (match.steps, reason, value if isinstance(value, Op) else None)
+    def miss(self, match: Match, reason: str, value: Any, sure: bool = False) -> None:
+        steps, _, _, was_sure = self.best
+        if (sure, match.steps) > (was_sure, steps) and match.steps:
+            self.best = (match.steps, reason, value if isinstance(value, Op) else None, sure)
 
     def at(self, pattern: Pattern, value: Any, match: Match) -> Iterator[Match]:
         """Matches of `pattern` with its root at `value`."""
@@ -84,8 +85,8 @@ class Values:
         any_view = isinstance(pattern, OpPattern) and pattern.name == "attention"
         if isinstance(pattern, OpPattern) and pattern.name == "unsqueeze":
             return op, ()
-        while (op.name == "view" and (any_view or _keeps_last(op))) or (
-            op.name == "cast" and not self.casts and not wants_cast and _between_floats(op)
+        while (op.name == "view" and (any_view or keeps_last(op))) or (
+            op.name == "cast" and not self.casts and not wants_cast and between_floats(op)
         ):
             skipped.append(op)
             op = op.inputs[0]
@@ -104,16 +105,35 @@ class Values:
                 self.miss(match, f"`{pattern.name}` must be a parameter", value)
                 return
             value, match = inner, match.take(*skipped, steps=0)
-        elif kind == "value" and not isinstance(value, Op):
+        elif kind in ("value", "float32") and not isinstance(value, Op):
             self.miss(match, f"`{pattern.name}` must be a tensor", value)
+            return
+        elif kind == "float32" and value.dtype is not torch.float32:
+            self.miss(match, f"`{pattern.name}` must be in float32", value)
             return
         known = match.values.get(pattern.name)
         if pattern.name not in match.values:
             yield match.bind(pattern.name, value)
         elif known is value or (is_float(value) and known == value):
             yield match
+        elif isinstance(known, Op) and isinstance(value, Op) and value.name == "view":
+            yield from self.viewed(pattern.name, known, value, match)
         else:
             self.miss(match, f"`{pattern.name}` is another value here", value)
+
+    def viewed(self, name: str, known: Op, value: Op, match: Match) -> Iterator[Match]:
+        """A captured value again, behind steps that change neither its shape nor its dtype."""
+        steps: list[Op] = []
+        inner: Any = value
+        while inner is not known and isinstance(inner, Op) and inner.name == "view":
+            steps.append(inner)
+            inner = inner.inputs[0]
+        if inner is not known:
+            self.miss(match, f"`{name}` is another value here", value)
+        elif all(step.attrs.get("same") for step in steps):
+            yield match.take(*steps, steps=0)
+        else:
+            self.miss(match, f"`{name}` is reshaped in between", value, sure=True)
 
     def operation(self, pattern: Pattern, op: Op, match: Match) -> Iterator[Match]:
         if isinstance(pattern, ModulePattern):
@@ -170,7 +190,7 @@ class Values:
             if op.attrs.get(key) != wanted:
                 self.miss(match, f"expected {key}={wanted}, found {op.attrs.get(key)}", op)
                 return
-        if _spreads_both(op):
+        if spreads_both(op):
             self.miss(match, "its operands are spread over each other", op)
             return
         taken = match.take(op)
@@ -223,7 +243,7 @@ class Values:
         return RoleRef(str(op.target), *found, op) if found is not None else None
 
     def past(self, pattern: Past, value: Any, match: Match) -> Iterator[Match]:
-        if _no_linear_between(value, match.values.get(pattern.name)):
+        if no_linear_between(value, match.values.get(pattern.name)):
             yield match.take(steps=1)
         else:
             self.miss(
@@ -243,50 +263,12 @@ class Values:
             yield match.take(steps=1)
 
 
-def _no_linear_between(value: Any, source: Any) -> bool:
-    """Is `value` computed from `source` on a way without a linear map or another product?"""
-    todo, seen = [value], set[Op]()
-    while todo:
-        op = todo.pop()
-        if op is source:
-            return True
-        if not isinstance(op, Op) or op in seen or op.name in ("linear", "matmul", "attention"):
-            continue
-        seen.add(op)
-        if op.name == "getitem" or (op.name == "permute" and op.attrs["order"][-1] != -1):
-            continue  # not all heads, or the channels of a head are no longer side by side
-        if op.name == "module" and op.trace is not None and linear_of(op.trace) is not None:
-            continue
-        todo += op.operands()
-    return False
-
-
 def _without(match: Match, absent: tuple[str, ...]) -> Match:
     """The match without a part: what that alone would bind is None."""
     for name in absent:
         if name not in match.values:
             match = match.bind(name, None)
     return match
-
-
-_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-
-
-def _keeps_last(view: Op) -> bool:
-    """Does a view leave the last dimension alone? Else what follows works along another axis."""
-    before = view.inputs[0].shape
-    return bool(view.attrs.get("same")) or before[-1:] == view.shape[-1:]
-
-
-def _between_floats(cast: Op) -> bool:
-    """A cast to an integer, or to a narrow float, computes something: it rounds."""
-    return cast.dtype in _FLOATS and cast.inputs[0].dtype in _FLOATS
-
-
-def _spreads_both(op: Op) -> bool:
-    """Is each of two operands broadcast, as in an outer product?"""
-    sizes = [math.prod(v.shape) for v in op.inputs if isinstance(v, Op)]
-    return len(sizes) == 2 and math.prod(op.shape) > max(sizes)
 
 
 def _describe(pattern: Pattern) -> str:

@@ -32,8 +32,12 @@ _KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 # Both tails, the bend, and values near zero, where the known functions differ most from each other.
+# On the CPU, also where this module is first imported while a model is built on another device.
 _POINTS = torch.cat(
-    [torch.linspace(-9, 9, 61), torch.tensor([-1e-3, 0.0, 1e-3, 0.5, math.pi])]
+    [
+        torch.linspace(-9, 9, 61, device="cpu"),
+        torch.tensor([-1e-3, 0.0, 1e-3, 0.5, math.pi], device="cpu"),
+    ]
 ).double()
 _CLOSE = 1e-7  # constants are written with eight digits or more; the GELUs differ by 1e-4 and more
 _MOST = 16  # operations in a cone

@@ -20,13 +20,15 @@ _TRANSPARENT = ("view", "cast", "slice", "getitem")
 class Head:
     """scale: constant factor on the logits. soft_cap: c of c * tanh(x / c), or None.
 
-    scale_after_cap: the factor stands after the soft-cap.
+    scale_after_cap: the factor stands after the soft-cap. module: the linear map. reads: the module whose
+    result it takes.
     """
 
     scale: float
     soft_cap: float | None
     scale_after_cap: float
     module: str
+    reads: str
 
 
 class UnknownHead(Exception):
@@ -59,13 +61,14 @@ def read_head(trace: ModuleTrace) -> Head:
         else:
             raise UnknownHead(f"{op.label} stands between head and logits{_place(op)}")
     facts = linear_of(op.trace)
-    before = _factor_before(op.inputs[0])
+    before, reads = _factor_before(op.inputs[0])
     if before != 1.0 and facts is not None and facts.bias:
         raise UnknownHead(f"the hidden state is scaled by {before:g} before a head with a bias")
-    return Head(scale * before, cap, after, str(op.target))
+    return Head(scale * before, cap, after, str(op.target), reads)
 
 
-def _factor_before(op: Any) -> float:
+def _factor_before(op: Any) -> tuple[float, str]:
+    """The constant factor on the hidden state, and the module that gives it."""
     factor = 1.0
     while isinstance(op, Op) and op.name != "module":
         if op.name in _TRANSPARENT:
@@ -75,7 +78,7 @@ def _factor_before(op: Any) -> float:
             factor *= one
         else:
             raise UnknownHead(f"{op.label} stands between the base model and the head{_place(op)}")
-    return factor
+    return factor, str(op.target) if isinstance(op, Op) else ""
 
 
 def _scaled(op: Op) -> tuple[Op, float] | None:

@@ -152,7 +152,7 @@ def read_moe(trace: ModuleTrace) -> MoEFacts | None:
         return MoEFacts(call.path, lost, experts, lost, None, None, None, 1.0)
     names = _arguments(call.trace)
     top_k = int(_given(call.trace)[names[1]].shape[1]) if names else None
-    wide = reach(_bound(leaf)[names[1]]) if names else None
+    wide = reach(*(_bound(leaf)[n] for n in names[1:])) if names else None
     try:
         router: RouterFacts | UnknownRouting = _router(leaf, experts, names)
     except UnknownRouting as reason:

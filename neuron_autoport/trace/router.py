@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from neuron_autoport.trace.groups import Groups
 from neuron_autoport.trace.inline import source_of
-from neuron_autoport.trace.ops import Op
+from neuron_autoport.trace.ops import Op, ancestry
 from neuron_autoport.trace.router_walk import (
     Weights,
     choice,
@@ -108,8 +108,13 @@ def read_router(weights: Op, indices: Op, hidden: Op | None = None) -> RouterFac
     return _facts(weights, picked, found, scores, bias, groups, hidden)
 
 
-def reach(indices: Op) -> int | None:
-    """How many experts these indices can name: the width of what they are chosen from. None if not known."""
+def reach(indices: Op, weights: Op | None = None) -> int | None:
+    """How many experts these indices can name: the width of what they are chosen from. None if not known.
+
+    Args:
+        weights: given with them. If scores are gathered with these very indices, wherever they are from, they
+            name no more experts than there are scores: the gather would fail.
+    """
     op = uncast(indices)
     if op.name == "getitem" and op.attrs["key"] == "1" and op.inputs[0].name in ("topk", "max"):
         picked = op.inputs[0]
@@ -118,7 +123,24 @@ def reach(indices: Op) -> int | None:
         parts = [reach(i) for i in op.inputs]
         known = [p for p in parts if p is not None]
         return max(known) if len(known) == len(parts) else None
-    return None
+    if op.name == "masked_fill":
+        return _reach_without(op)
+    gathered = [o for o in ancestry(weights) if o.name == "gather"] if weights is not None else []
+    widths = [o.inputs[0].shape[-1] for o in gathered
+              if o.attrs["dim"] == -1 and uncast(o.inputs[1]) is op]  # fmt: skip
+    return int(min(widths)) if widths else None
+
+
+def _reach_without(op: Op) -> int | None:
+    """The reach of indices whose last expert is replaced by another: i.masked_fill(i == last, fill)."""
+    value, mask, fill = op.inputs
+    before = reach(value)
+    mask = uncast(mask)
+    replaced = mask.name == "unknown:__eq__" and uncast(mask.inputs[0]) is uncast(value)
+    if before is None or not isinstance(fill, int) or not 0 <= fill < before:
+        return None
+    last = replaced and mask.inputs[1] == before - 1
+    return before - 1 if last and fill < before - 1 else before
 
 
 def read_dense_router(weights: Op, hidden: Op | None = None) -> RouterFacts:

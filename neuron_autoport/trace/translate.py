@@ -60,9 +60,18 @@ def _binary(name: str, reverse: bool = False) -> Translator:
             return b.op(node, "rsqrt", right.inputs, absorbed=(right,))
         if name == "div" and is_float(left) and left == 1:
             return b.op(node, "reciprocal", (right,))
+        if name == "div" and isinstance(left, Op) and _is(right, "sqrt"):
+            return b.op(node, "mul", _promoted(b, node, left, _inverse_root(b, node, right)))
         return b.op(node, name, _promoted(b, node, left, right))
 
     return translate
+
+
+def _inverse_root(b: Builder, node: fx.Node, root: Op) -> Op:
+    """rsqrt(v) of a division by sqrt(v), which has no text of its own."""
+    inverse = b.op(node, "rsqrt", root.inputs, absorbed=(root,), implicit=True)
+    inverse.shape, inverse.dtype = root.shape, root.dtype
+    return inverse
 
 
 def _promoted(b: Builder, node: fx.Node, left: Any, right: Any) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ MODELS = (
     "granite", "phi3", "stablelm", "opt", "gpt2",
 )  # fmt: skip
 DIFFS = ("qwen2", "gemma3_text")
+SERVED = {"llama": ("--tp", "8"), "gemma3_text": ("--tp", "4", "--target", "trn3")}
 _MINOR = ".".join(transformers.__version__.split(".")[:2])
 
 
@@ -57,3 +58,11 @@ def test_diff_prints_the_golden_text(run: Run, model: str) -> None:
     ran = run("inspect", model, "--diff")
     assert (ran.code, ran.err) == (0, "")
     _compare(f"{model}.diff", ran.out)
+
+
+@pytest.mark.parametrize("model", SERVED)
+def test_serving_table_prints_the_golden_text(run: Run, model: str) -> None:
+    ran = run("inspect", model, "--buckets", "128,512", *SERVED[model])
+    assert (ran.code, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= 100
+    _compare(f"{model}.serving", ran.out[ran.out.index("\nOn trn") + 1 :])

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import CONFIG_MAPPING
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from neuron_autoport.models.tiny import tiny_config
 from neuron_autoport.pipeline import proved_port
-from neuron_autoport.port import port_model
-from neuron_autoport.prove.model import _prove_at_own_size
+from neuron_autoport.port import BATCH, LONG_TOKENS, TOKENS, port_model
+from neuron_autoport.prove.own_size import prove_at_own_size
 from neuron_autoport.rewrite.emit import generate
 from neuron_autoport.rules.library import load_rules
 from neuron_autoport.trace.attention import TRACE_ATTENTION
@@ -98,7 +100,7 @@ def test_an_engines_attention_does_not_keep_the_small_model_from_its_proof() -> 
 def test_a_layer_at_its_own_size_computes_its_attention() -> None:
     port = port_model(small_config("llama"), load_rules())
     made = generate(port.plans, "a test")
-    proof = _prove_at_own_size(port.model, "model.layers.0", port.where["model.layers.0"], made)
+    proof = prove_at_own_size(port.model, "model.layers.0", port.where["model.layers.0"], made)
     assert proof.passed, proof.figures()
 
 
@@ -106,3 +108,15 @@ def test_the_leaf_of_a_trace_is_no_attention() -> None:
     value = torch.ones(1, 2, 3, 4)
     with pytest.raises(RuntimeError, match="stands for attention in a trace only"):
         ALL_ATTENTION_FUNCTIONS[TRACE_ATTENTION](nn.Module(), value, value, value, None)
+
+
+def test_code_that_only_a_long_prompt_runs_is_traced_and_proved() -> None:
+    """A compressor of whole windows of 128 tokens: its norm does not run for the usual seven."""
+    config = tiny_config(CONFIG_MAPPING["deepseek_v4"]())
+    proved = proved_port(config, load_rules(), use_cache=False)
+    assert proved.port.tokens == BATCH * LONG_TOKENS
+    norms = [p for p, s in proved.port.sites() if p.endswith("compressor.kv_norm")]
+    assert norms and proved.proof.dropped == ()
+    shown = {m.class_name for m in proved.proof.modules if m.passed}
+    assert "DeepseekV4HCACompressor" in shown
+    assert port_model(small_config("llama"), load_rules()).tokens == BATCH * TOKENS

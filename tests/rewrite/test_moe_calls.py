@@ -111,7 +111,10 @@ def test_the_activation_of_the_experts(name: str) -> None:
     refused = refusal(facts)
     assert (refused is None) == on_vllm
     if not on_vllm:
-        assert "vLLM's fused experts" in str(refused)
+        assert "vLLM's fused experts have no" in str(refused) or (
+            # Its CPU kernels have not; the layer has on other platforms.
+            "vLLM's CPU kernels have no" in str(refused) and refusal(facts, cpu=False) is None
+        )
 
 
 def test_sizes_that_the_kernels_do_not_take() -> None:

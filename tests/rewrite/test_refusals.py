@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -53,6 +54,19 @@ MLP.forward = closing(2)
 """)  # fmt: skip
     code, message = only_refusal(plan_of(cls, few()))
     assert code == "AP208" and "closes over scale" in message
+
+
+@pytest.mark.parametrize("where", ["a local name", "a name of the module"])
+def test_a_forward_that_means_something_else_by_the_name_of_our_functions(where: str) -> None:
+    local = where == "a local name"
+    before, inner = ("", "NF = 2") if local else ("\nNF = 2\n", "pass")
+    cls = zoo_class(HEAD + f"""
+    def forward(self, x):
+        {inner}
+        return NF * self.down(F.silu(self.gate(x)) * self.up(x))
+{before}""")  # fmt: skip
+    code, message = only_refusal(plan_of(cls, few()))
+    assert code == "AP208" and "meaning of its own for NF" in message
 
 
 def test_a_forward_that_calls_super() -> None:

@@ -113,7 +113,7 @@ ATTENTIONS: list[Entry] = [
     ("value is the key", """
         q, k = h(self.q_proj(x)), h(self.k_proj(x))
         a, _ = attend(self, q, k, k)
-    """ + END, "self.v_proj = None", ONLY_O, set()),
+    """ + END, "self.v_proj = None", ("o_proj", "qk_proj"), set()),
     ("value made from the key", """
         q = h(self.q_proj(x))
         p = self.k_proj(x)
@@ -173,6 +173,20 @@ ATTENTIONS: list[Entry] = [
         k, v = h(self.k_proj(z)), h(self.v_proj(z))
         a, _ = attend(self, q, k, v)
     """ + END, "", ONLY_O, {"AP204"}),
+    # No map for the value.
+    ("value is the key before its norm", """
+        q, v = h(self.q_proj(x)), h(self.k_proj(x))
+        a, _ = attend(self, q, self.norm(v), v)
+    """ + END, "self.norm = nn.LayerNorm(D)", ("o_proj", "qk_proj"), set()),
+    ("value is a latent key's other map", """
+        q, c = h(self.q_proj(x)), self.k_proj(x)
+        a, _ = attend(self, q, h(self.up(c)), h(self.v_proj(c)))
+    """ + END, "self.up = nn.Linear(KV * D, KV * D)\nself.v_proj = nn.Linear(KV * D, KV * D)",
+     ONLY_O, set()),
+    ("value is the query", """
+        q, k = h(self.q_proj(x)), h(self.k_proj(x))
+        a, _ = attend(self, q, k, q[:, :2])
+    """ + END, "", ONLY_O, set()),
     # Packed.
     ("packed", f"""
         q, k, v = self.qkv(x).split({SIZES}, -1)

@@ -175,7 +175,7 @@ NORMS: list[tuple[str, str, str, str]] = [
     ("result stays float32", """
         h = x.float()
         h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight.float() * h""", "", NEAR),
+        return self.weight.float() * h""", "", "rms_norm_fp32_input"),
     ("float32 value kept", """
         h = x.float()
         n = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
@@ -184,6 +184,75 @@ NORMS: list[tuple[str, str, str, str]] = [
         h = x.float()
         h.mul_(torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps))
         return self.weight * h.to(x.dtype)""", "", NEAR),
+    # A stream that is kept in float32.
+    ("float32 stream", """
+        h = x.float() + x.float().tanh()
+        n = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * n.to(h.dtype)""", "", "rms_norm_fp32_input"),
+    ("float32 stream divided by the root", """
+        h = x.float()
+        return self.weight * (h / torch.sqrt(torch.mean(h**2, -1, True) + self.eps))""", "",
+     "rms_norm_fp32_input"),
+    ("float32 stream, zero centred", """
+        h = x.float()
+        n = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return (1 + self.weight) * n""", "", NEAR),
+    ("float32 stream, sum of squares", """
+        h = x.float()
+        n = h * torch.rsqrt(h.square().sum(-1, keepdim=True) + self.eps)
+        return self.weight * n""", "", NEAR),
+    # The inverse root is rounded before it is used.
+    ("rounded root", """
+        v = x.float().square().mean(-1, keepdim=True) + self.eps
+        return x * torch.rsqrt(v).to(x.dtype)""", "", "rms_norm_rounded_root"),
+    ("rounded root, other side", """
+        v = x.float().square().mean(-1, keepdim=True) + self.eps
+        return v.rsqrt().type_as(x) * x""", "", "rms_norm_rounded_root"),
+    ("rounded mean", """
+        v = x.float().square().mean(-1, keepdim=True).to(x.dtype) + self.eps
+        return x * torch.rsqrt(v)""", "", NEAR),
+    ("rounded root of the half", """
+        h = x[..., : W // 2]
+        v = h.float().square().mean(-1, keepdim=True) + self.eps
+        return x * torch.rsqrt(v).to(x.dtype)""", "", NEAR),
+    # Conditions on attributes in helper methods are settled; others are branches.
+    ("helpers with settled branches", """
+        x = self.normalize(x)
+        x = self.scaled(x)
+        return x
+
+        def normalize(self, x):
+            kept = x.dtype
+            if self.wide:
+                x = x.float()
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+            return x.to(kept)
+
+        def scaled(self, x):
+            if self.weight is not None:
+                x = x * self.weight
+            if self.shift is not None:
+                x = x + self.shift
+            return x""", "self.wide, self.shift = True, None", "rms_norm"),
+    ("helper with a branch on its input", """
+        return self.weight * self.normalize(x)
+
+        def normalize(self, x):
+            h = x.float()
+            if x.shape[0] > 5:
+                h = h / 2
+            h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
+            return h.to(x.dtype)""", "", "AP208"),
+    ("helper that returns a value before the last", """
+        n, x = self.normalize(x), x
+        return n
+
+        def normalize(self, x):
+            h = x.float()
+            n = self.weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+            m = n
+            n = n * 2
+            return m""", "", "AP208"),
     ("input bound again", """
         h = x.float()
         x = x * 2

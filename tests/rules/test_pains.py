@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import importlib
 import textwrap
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.architectures import default_config
-from neuron_autoport.port import Port, port_model
-from neuron_autoport.rewrite.plan import ClassPlan, plan_class
+from neuron_autoport.models.weights import adversarial_
+from neuron_autoport.port import Port, plan_trace, port_model
+from neuron_autoport.prove.modules import Call, prove_module
+from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rules.library import load_rules
+from neuron_autoport.trace.attention import TRACE_ATTENTION
 from neuron_autoport.trace.tracer import trace_model
-from tests.helpers import family, plan_of, proof_of, small_config, zoo_class
+from tests.helpers import family, generated_of, plan_of, proof_of, small_config, zoo_class
 
 WHERE = {
     "P2: a norm over all heads taken for one per head": "here:test_full_width_query_norms",
@@ -42,13 +47,15 @@ WHERE = {
     "P30: gate of the attention bypassed": "here:test_the_gate_of_an_attention_stays",
     "P31: no 1 + w in the kernel": "here:test_one_plus_a_float32_weight",
     "P40: an input of later code overwritten": "rules.test_zoo_more:test_zoo",
-    "P41: residual sum also returned": "here:test_a_sum_that_is_returned_is_still_there",
+    "P41: residual sum also returned": "rules.test_sums_and_norms:"
+    "test_a_sum_that_is_returned_is_still_there",
     "P42: rotary embedding and norm exchanged": "here:test_norm_before_and_after_rotary",
     "P45: literals, defaults and axes ignored": "trace.test_canonical:test_canonical",
     "P46: a head size as a constant": "rules.test_properties:"
     "test_projections_of_every_head_size_and_order",
     "P47: right at one size only": "rules.test_properties:test_every_spelling_of_an_rms_norm",
-    "P49: a cast or a view between": "here:test_a_cast_or_view_between_sum_and_norm",
+    "P49: a cast or a view between": "rules.test_sums_and_norms:"
+    "test_a_cast_or_view_between_sum_and_norm",
 }
 
 
@@ -139,9 +146,6 @@ VALUE = "self.v_proj(x).view(b, s, -1, self.head).transpose(1, 2)"
 
 def layers(text: str, value: str = VALUE) -> list[ClassPlan]:
     """The plans of the layers of a model of attentions."""
-    from neuron_autoport.port import plan_trace
-    from neuron_autoport.trace.attention import TRACE_ATTENTION
-
     with torch.device("meta"):
         source = ATTENTION.replace("{layers}", text).replace("{value}", value)
         model = zoo_class(source)().to(torch.bfloat16).eval()
@@ -160,12 +164,26 @@ def test_layers_of_two_head_sizes() -> None:
 
 
 def test_layers_without_a_value_projection() -> None:
+    """Even layers are fused; in odd ones the value is the key, which the rule of their site says."""
     value = f"k if self.v_proj is None else {VALUE}"
     even, odd = layers("Attention(8), Attention(8, value=False)", value)
-    assert "qkv_proj" not in named(odd)
-    assert "o_proj" in named(odd)
-    # With a value projection: fused, or refused for the code that asks whether there is one.
-    assert "qkv_proj" in named(even) or "AP203" in {r.code for r in even.refusals}
+    assert named(even) == ["o_proj", "qkv_proj"] and named(odd) == ["o_proj", "qk_proj"]
+    (site,) = [s for s in odd.sites if s.rule.name == "qk_proj"]
+    assert "the value is made from the key" in site.rule.summary and site.weights[0].sizes == (
+        16,
+        16,
+    )
+    assert "v = k if self.v_proj is None" in (odd.new_source() or "")
+    made: Any
+    for plan, has_value in ((even, True), (odd, False)):
+        made = plan.trace.module_class
+        module = made(8, has_value)
+        module.config = SimpleNamespace(_attn_implementation="eager")
+        adversarial_(module)
+        generator = torch.Generator().manual_seed(1)
+        calls: list[Call] = [((torch.randn(2, 7, 16, generator=generator),), {})]
+        proof = prove_module("", module, plan, generated_of(plan).classes[plan], calls)
+        assert proof.passed, proof.figures()
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "minicpm3"])
@@ -222,46 +240,6 @@ def test_the_gate_of_an_attention_stays() -> None:
     assert ".sigmoid" in (plan.new_source() or "torch.sigmoid")
     for site in plan.sites:
         assert site.rule.name != "o_proj" or site.match.values["x"].name != "attention"
-
-
-LAYER = """
-class RMS(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(W))
-
-    def forward(self, x):
-        h = x.float()
-        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return self.weight * h.to(x.dtype)
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.mix = RMS(), nn.Linear(W, W)
-
-    def forward(self, x):
-        s = x + self.mix(x)
-        {body}
-"""
-
-
-def test_a_sum_that_is_returned_is_still_there() -> None:
-    cls = zoo_class(LAYER.replace("{body}", "return self.norm(s), s, s.mean()"))
-    plan = plan_of(cls, family("norm"))
-    assert named(plan) == ["add_rms_norm"] and proof_of(cls, plan).passed
-
-
-@pytest.mark.parametrize("between", ["s.to(x.dtype)", "s.view(-1, W)", "s.view(2, 7, W)"])
-def test_a_cast_or_view_between_sum_and_norm(between: str) -> None:
-    """Where the sum and the norm are not taken together, the norm alone still is, in its own class."""
-    cls = zoo_class(LAYER.replace("{body}", f"return self.norm({between}), s"))
-    plan = plan_of(cls, family("norm"))
-    assert set(named(plan)) <= {"add_rms_norm"}
-    assert not plan.sites or proof_of(cls, plan).passed
-    norm = next(child.trace for child in plan.trace.children if child.path == "norm")
-    assert named(plan_class(norm, family("norm"))) == ["rms_norm"]
 
 
 def test_norm_before_and_after_rotary() -> None:

@@ -68,6 +68,8 @@ TABLE: list[tuple[str, list[str]]] = [
     *one("torch.sqrt(x)", "x.sqrt()", "x**0.5", to="sqrt(x)"),
     *[(f"return {s}", ["sqrt(x)", "rsqrt(x)"]) for s in (
         "1 / torch.sqrt(x)", "1.0 / x.sqrt()", "torch.reciprocal(x.sqrt())", "x.sqrt().reciprocal()")],
+    *[(f"return {s}", ["sqrt(x)", "rsqrt(x)", "mul(x, %1)"]) for s in (
+        "x / torch.sqrt(x)", "x / x.sqrt()", "torch.div(x, x**0.5)")],
     *one("1 / x", "x.reciprocal()", "x**-1", to="reciprocal(x)"),
     *one("2 / x", to="div(2, x)"),
     *one("F.silu(x)", "self.silu(x)", "self.named['silu'](x)", to="silu(x)"),

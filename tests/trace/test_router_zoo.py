@@ -57,3 +57,38 @@ def test_the_gate_of_the_experts(name: str) -> None:
     assert isinstance(experts, ExpertsFacts), experts
     assert experts.summary() == f"8 experts 16→24→16, {summary}"
     assert experts.parameters == ("gate_up_proj", "down_proj")
+
+
+CHOOSE = "_, chosen = logits.topk(2, -1)\n"
+TABLE = "chosen = self.factor.long()[None, :2].expand(len(x), 2)\n"
+# Which of 8 experts the indices can name: None if the graph does not tell.
+REACHES: dict[str, tuple[str, int | None]] = {
+    "the largest": (CHOOSE + "return logits.gather(-1, chosen), chosen", 8),
+    "of the first six": ("_, chosen = logits[:, :6].topk(2, -1)\nreturn logits[:, :2], chosen", 6),
+    "the last is replaced": (
+        CHOOSE + "skip = chosen == 7\n"
+        "return logits[:, :2].masked_fill(skip, 0), chosen.masked_fill(skip, 0)", 7,
+    ),
+    "replaced by itself": (
+        CHOOSE + "return logits[:, :2], chosen.masked_fill(chosen == 7, 7)", 8,
+    ),
+    "another is replaced": (
+        CHOOSE + "return logits[:, :2], chosen.masked_fill(chosen == 3, 0)", 8,
+    ),
+    "replaced by one beyond": (
+        CHOOSE + "return logits[:, :2], chosen.masked_fill(chosen == 7, 9)", None,
+    ),
+    "a table, scores gathered with it": (
+        TABLE + "return torch.sigmoid(logits).gather(-1, chosen), chosen", 8,
+    ),
+    "a table, scores gathered with other indices": (
+        TABLE + "other = chosen + 1\nreturn logits.gather(-1, other), chosen", None,
+    ),
+    "a table, weights of their own": (TABLE + "return logits[:, :2], chosen", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(REACHES))
+def test_which_experts_the_indices_can_name(name: str) -> None:
+    body, reach = REACHES[name]
+    assert facts_of(body).reach == reach

@@ -137,6 +137,9 @@ def _pieces(
         return
     gate, up = (GATE, UP) if parameter == facts.up else (GATE_BIAS, UP_BIAS)
     order = facts.gate.order
+    if order is None:  # one product, which vLLM keeps in the gate's place
+        yield gate, tensor
+        return
     halves: tuple[torch.Tensor, ...]
     if order == "interleaved":
         halves = (tensor[0::2], tensor[1::2])
@@ -185,7 +188,8 @@ class _Place:
         if self.interleave:
             target = target[int(second) : 2 * self.inner : 2]
         else:
-            target = target[target.shape[0] // 2 * second :][: self.inner]
+            start = target.shape[0] // 2 if second else 0
+            target = target[start:][: self.inner]
         if rows.dim() == 2:
             target = target[:, : rows.shape[1]]
         target.copy_(rows)

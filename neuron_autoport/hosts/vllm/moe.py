@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.distributed import get_dp_group, get_ep_group
+from vllm.distributed.device_communicators.base_device_communicator import (
+    DeviceCommunicatorBase,
+)
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory, RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
@@ -28,7 +31,7 @@ from vllm.model_executor.models.transformers.moe import (
 from vllm.platforms import current_platform
 
 from neuron_autoport.hosts.vllm.expert_weights import Part, checkpoint_parts, load_fused, load_plain
-from neuron_autoport.hosts.vllm.moe_limits import activation_of, refusal
+from neuron_autoport.hosts.vllm.moe_limits import activation_of, few_rows, refusal
 from neuron_autoport.trace.experts import ExpertsFacts
 from neuron_autoport.trace.moe import MoEFacts, read_blocks
 
@@ -53,11 +56,22 @@ class Hosted:
 def why_not(facts: MoEFacts, vllm_config: Any) -> str | None:
     """Why vLLM's layer cannot run these experts in this engine, or None if it can."""
     parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size > 1 and not _gathers_rows():
+        return "vLLM's engine on this platform cannot gather rows of several data-parallel ranks"
     return refusal(
         facts,
         ranks=1 if parallel.enable_expert_parallel else parallel.tensor_parallel_size,
         cpu=current_platform.is_cpu(),
         quantized=vllm_config.quant_config is not None,
+    )
+
+
+def _gathers_rows() -> bool:
+    """Can this platform's communicator gather and scatter as many rows as each rank has?"""
+    own = type(get_ep_group().device_communicator)
+    base = DeviceCommunicatorBase
+    return (
+        own.all_gatherv is not base.all_gatherv and own.reduce_scatterv is not base.reduce_scatterv
     )
 
 
@@ -70,12 +84,25 @@ class HostedExperts(TransformersMoERunner):
     interleave: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the experts were called: rows [..., H], indices [T, K], weights [T, K], by their names."""
+        """As the experts were called: rows [..., H], indices [T, K], weights [T, K], by their names.
+
+        Or, where they were given a weighted copy of all rows for each of them, with that alone.
+        """
         given = dict(zip(self.names, args, strict=False)) | kwargs
-        assert self.facts.arguments is not None
+        if self.facts.arguments is None:
+            return self.of_copies(next(iter(given.values())))
         rows, indices, weights = (given[name] for name in self.facts.arguments)
         out: torch.Tensor = super().forward(rows.reshape(-1, rows.shape[-1]), indices, weights)
         return out.view(rows.shape)
+
+    def of_copies(self, copies: torch.Tensor) -> torch.Tensor:
+        """Experts on [E * T, H], of which all but a few copies of each token are zero, and stay so."""
+        known, count = self.facts.experts, few_rows(self.facts)
+        assert isinstance(known, ExpertsFacts) and count is not None
+        rows, indices = chosen_copies(copies, known.experts, count)
+        once = torch.ones_like(indices, dtype=copies.dtype)
+        made = super().forward(rows, indices, once)
+        return put_back(made, indices, known.experts, len(copies) // known.experts)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
         facts = self.facts.experts
@@ -84,6 +111,35 @@ class HostedExperts(TransformersMoERunner):
             yield from super().load_weights(weights)  # it knows scales and packed numbers
             return
         yield from load_fused(self.routed_experts, facts, self.interleave, self.parts, weights)
+
+
+def chosen_copies(
+    copies: torch.Tensor, experts: int, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that are not zero, of one copy of all tokens for each expert.
+
+    Args:
+        copies: [experts * T, H], of each token all but `count` copies zero.
+
+    Returns:
+        rows [T * count, H], and the expert of each [T * count, 1]. Shapes do not depend on values.
+    """
+    by_expert = copies.view(experts, -1, copies.shape[-1])
+    indices = by_expert.abs().amax(-1).t().topk(count, dim=-1).indices
+    tokens = torch.arange(indices.shape[0], device=copies.device)[:, None]
+    return by_expert[indices, tokens].flatten(0, 1), indices.reshape(-1, 1)
+
+
+def put_back(made: torch.Tensor, indices: torch.Tensor, experts: int, tokens: int) -> torch.Tensor:
+    """[experts * T, H] with the rows of `chosen_copies` at their places, zero elsewhere.
+
+    Args:
+        made: one row for each index. indices: from `chosen_copies`. experts: how many copies there are.
+    """
+    out = made.new_zeros(experts, tokens, made.shape[-1])
+    of = indices.view(tokens, -1)
+    out[of, torch.arange(tokens, device=made.device)[:, None]] = made.view(*of.shape, -1)
+    return out.flatten(0, 1)
 
 
 class _Routing:
@@ -130,7 +186,7 @@ def fused_layer(
         experts: the module it replaces, for the names of its call. prefix: its path in the host's model.
         model: the host's model.
     """
-    known, top_k = facts.experts, facts.top_k
+    known, top_k = facts.experts, 1 if facts.arguments is None else facts.top_k
     assert isinstance(known, ExpertsFacts) and top_k is not None
     activation = activation_of(known)
     assert not isinstance(activation, str)
@@ -145,7 +201,9 @@ def fused_layer(
         renormalize=False,
         quant_config=model.quant_config,
         prefix=prefix,
-        activation=activation[0],
+        activation=activation.name,
+        swiglu_limit=activation.limit,
+        ckpt_names=("gate_proj", "down_proj", "up_proj" if activation.gated else None),
         enable_eplb=parallel.enable_eplb,
         num_redundant_experts=parallel.eplb_config.num_redundant_experts,
         has_bias=known.up_bias is not None or known.down_bias is not None,
@@ -156,7 +214,7 @@ def fused_layer(
     )
     assert isinstance(layer, HostedExperts)
     routing.routed = layer.routed_experts
-    layer.facts, layer.parts, layer.interleave = facts, parts, activation[1]
+    layer.facts, layer.parts, layer.interleave = facts, parts, activation.interleaved
     forward = inspect.unwrap(type(experts).forward)
     layer.names = tuple(inspect.signature(forward).parameters)[1:]
     return layer

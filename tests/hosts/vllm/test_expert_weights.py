@@ -113,6 +113,22 @@ def test_packed_parameters(
         torch.testing.assert_close(into.w2_bias.data, down_bias, rtol=0, atol=0)
 
 
+def test_experts_without_a_gate(tensors: dict[str, torch.Tensor]) -> None:
+    """One product: vLLM keeps it where gate and up would be, half as wide."""
+    gate = Gate("relu2", None)
+    known = ExpertsFacts(E, H, INNER, gate, "up_proj", "down_proj", "out_in", None, None, False)
+    for rank, ranks in ((0, 1), (1, 2)):
+        into = routed(rank, ranks)
+        into.w13_weight.data = torch.full((E, INNER // ranks, H), float("nan"))
+        weights = {"up_proj": tensors["up"], "down_proj": tensors["down"]}
+        list(load_fused(into, known, False, {}, weights.items()))
+        columns = slice(rank * INNER // ranks, (rank + 1) * INNER // ranks)
+        torch.testing.assert_close(into.w13_weight.data, tensors["up"][:, columns], rtol=0, atol=0)
+        torch.testing.assert_close(
+            into.w2_weight.data, tensors["down"][..., columns], rtol=0, atol=0
+        )
+
+
 def test_one_tensor_per_expert_on_the_rank_that_has_it(tensors: dict[str, torch.Tensor]) -> None:
     parts = {
         "w1.weight": Part("gate_up_proj", 0, 2), "w3.weight": Part("gate_up_proj", 1, 2),
