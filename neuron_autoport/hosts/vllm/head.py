@@ -26,6 +26,9 @@ def apply_head(model: Any, proved: ProvedPort) -> None:
         head = read_head(proved.port.trace)
     except UnknownHead as error:
         raise HostError(f"logits: {error}", where, f"autoport inspect {where}") from None
+    if not f"{head.reads}.".startswith(f"{proved.port.base}."):
+        what = f"logits: `{head.reads}` stands between the base model and the head"
+        raise HostError(what, where, f"autoport inspect {where}")
     if head.soft_cap is not None and head.scale != 1.0:
         raise HostError(
             f"logits are scaled by {head.scale:g} before their soft-cap, which vLLM cannot do",

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import nn
 from vllm.logger import init_logger
 from vllm.model_executor.models.transformers.base import Base
 from vllm.model_executor.models.transformers.causal import CausalMixin
 from vllm.model_executor.models.transformers.moe import MoEMixin
 
-from neuron_autoport.hosts.vllm.attention import check_attention
+from neuron_autoport.hosts.vllm.attention import INTERFACE, Facts, make_attention, read_attention
 from neuron_autoport.hosts.vllm.compat import check_model, check_version, with_fusers
 from neuron_autoport.hosts.vllm.fusers import PlannedFusers, RewriteModule
 from neuron_autoport.hosts.vllm.head import apply_head
+from neuron_autoport.hosts.vllm.loading import Loading, Weights
+from neuron_autoport.hosts.vllm.masks import Mask, unlike
+from neuron_autoport.hosts.vllm.mixing import read_masks
 from neuron_autoport.hosts.vllm.moe import replace_experts
+from neuron_autoport.hosts.vllm.parallel import (
+    Sharing,
+    gather_around,
+    pipeline_plan,
+    share_linears,
+    sharing_of,
+)
+from neuron_autoport.hosts.vllm.states import (
+    State,
+    host_states,
+    states_line,
+    states_of,
+)
+from neuron_autoport.models.build import meta_model
+from neuron_autoport.models.tiny import TinyConfigError
 from neuron_autoport.pipeline import ProvedPort, proved_port
+from neuron_autoport.port import port_model
 from neuron_autoport.report.summary import own_rule_lines, refusal_lines, total_line
+from neuron_autoport.rewrite.plan import ClassPlan
 
 logger = init_logger("vllm.neuron_autoport")  # below vLLM's root, so that its lines are shown
 
@@ -27,44 +48,137 @@ class NeuronTransformersMixin(Base):
     """Traces, matches and proves the model, then lets vLLM's backend build it with the rewrites."""
 
     proved: ProvedPort
+    masks: dict[tuple[str, str | None], Mask]
+    small_config: Any
+    continued: dict[str, bool]
+    with_states: ClassVar[bool] = False
+    supports_mrope: ClassVar[Literal[True]] = True
+
+    def _patch_config(self) -> None:
+        # Before vLLM's backend changes the configuration and wraps the decoder class for compilation:
+        # the small models of the proof and of the masks must run as transformers has them.
+        check_version()
+        source = check_model(self.model_config)
+        self.masks, self.small_config, self.continued = {}, None, {}
+        self.proved = proved_port(source)
+        try:
+            found = read_masks(source)
+            self.masks, self.small_config = unlike(found.masks), found.config
+            self.continued = found.continued
+        except TinyConfigError as error:
+            logger.warning("autoport: masks were not compared: %s", error.what)
+        super()._patch_config()
+        self.text_config._attn_implementation = INTERFACE
 
     def _decorate_for_torch_compile(self) -> None:
-        # Before vLLM's backend wraps the decoder class for compilation: the small model of the
-        # proof is of the same class and must run as transformers has it.
-        check_version()
-        self.proved = proved_port(check_model(self.model_config))
-        super()._decorate_for_torch_compile()
+        if not self.with_states:
+            super()._decorate_for_torch_compile()
 
     def recursive_replace(self) -> None:
+        states = host_states(self)
         hosted = replace_experts(self)
+        self._share(states)
         rewrites = self._rewrites()
-        fusers = lambda model, config: PlannedFusers(rewrites, config)  # noqa: E731
-        with_fusers(Base.recursive_replace, fusers)(self)  # type: ignore[arg-type]
+        fusers = lambda model, config: PlannedFusers(rewrites)  # noqa: E731
+        kept = frozenset(map(id, self._kept_linears(states)))
+        with_fusers(Base.recursive_replace, fusers, kept)(self)
+        for path, sharing in self.sharing.items():
+            for child in sharing.gathers:
+                gather_around(self.model.get_submodule(f"{path}.{child}" if path else child))
         for block in hosted:
             (logger.info if block.reason is None else logger.warning)("autoport: %s", block.line())
         for line in refusal_lines(self.proved):
             logger.warning("autoport: %s", line)
         for line in own_rule_lines(self.proved):
             logger.info("autoport: %s", line)
+        if states:
+            logger.info("autoport: %s", states_line(states))
         logger.info("autoport: %s", total_line(self.proved))
 
     def _create_attention_instances(self, prefix: str = "") -> None:
-        super()._create_attention_instances(prefix)
-        check_attention(self, self.proved)
+        make_attention(self, self.masks, self.small_config)
 
-    def _rewrites(self) -> dict[int, RewriteModule]:
-        """Our rewrite of each module of `self.model`, found by its path below the base model."""
-        found: dict[int, RewriteModule] = {}
-        port, made = self.proved.port, self.proved.generated
+    def _create_hf_to_vllm_mapper(self) -> None:
+        self.loading = Loading(self.model)
+        super()._create_hf_to_vllm_mapper()
+
+    def load_weights(self, weights: Weights) -> set[str]:
+        return super().load_weights(self.loading(weights))
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: Any
+    ) -> tuple[torch.Tensor, int]:
+        """Text has the same position on every axis of a rotary embedding with several."""
+        return torch.arange(len(input_tokens)).expand(3, -1), 0
+
+    def forward(self, input_ids: Any, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's backend; the model itself spreads positions over its axes, as it does alone."""
+        one = positions[0] if positions.dim() == 2 else positions
+        return super().forward(input_ids, one, *args, **kwargs)
+
+    def pipeline_parallel(self) -> None:
+        """With the parts in the order they run, where the model declares no plan."""
+        base = self.proved.port.where.get(self.proved.port.base)
+        if not self.model.supports_pp_plan and base is not None:
+            self.model._pp_plan = pipeline_plan(base.trace, self.model)
+        super().pipeline_parallel()
+
+    def _parts(self) -> Iterator[tuple[str, ClassPlan, nn.Module]]:
+        """Path below the base model, plan and module of every planned class, as transformers made it."""
+        port = self.proved.port
         inside = f"{port.base}." if port.base else ""
         modules: dict[str, nn.Module] = dict(self.model.named_modules())
-        columnwise = columns_shared(self.model.tp_plan or {})
         for path, plan in port.where.items():
             module = modules.get(path.removeprefix(inside)) if path.startswith(inside) else None
-            if plan in made.classes and type(module) is plan.trace.module_class:
-                prefix = path.removeprefix(inside)
-                shared = lambda child, at=prefix: columnwise(f"{at}.{child}")  # noqa: E731
-                found[id(module)] = RewriteModule(plan, made.classes[plan], shared)
+            if module is not None and type(module) is plan.trace.module_class:
+                yield path.removeprefix(inside), plan, module
+
+    def _kept_linears(self, states: Iterable[str]) -> list[nn.Module]:
+        """Linear modules that stay transformers': mixers hand them rows in any layout, others read their weight."""
+        if self.quant_config is not None:
+            return []
+        found = [m for path in states for m in self.model.get_submodule(path).modules()]
+        for _, plan, module in self._parts():
+            read = [op.target for op in plan.graph.ops if op.name == "param" and op.target]
+            owners = {name.rpartition(".")[0] for name in read} - {""}
+            found += [module.get_submodule(owner) for owner in owners]
+        return [m for m in found if isinstance(m, nn.Linear)]
+
+    def _share(self, states: Iterable[str]) -> None:
+        """How the ranks share each class; one rank has everything."""
+        ranks = int(self.parallel_config.tensor_parallel_size)
+        self.sharing: dict[str, Sharing] = {}
+        styles: dict[str, str] = {}
+        columnwise = columns_shared(self.model.tp_plan or {})
+        for path, plan, module in self._parts():
+            if ranks == 1:
+                self.sharing[path] = Sharing(None, by_heads=True)
+                continue
+            shared = lambda child, at=path: columnwise(f"{at}.{child}")  # noqa: E731
+            sharing = sharing_of(plan, module, shared)
+            facts = read_attention(plan)
+            if any(path == s or path.startswith(f"{s}.") for s in states):
+                sharing = Sharing("it keeps the state of all heads")
+            elif sharing.gathers and isinstance(facts, Facts) and facts.kv_heads % ranks:
+                sharing = Sharing(f"{facts.kv_heads} key/value heads are normed together")
+            self.sharing[path] = sharing
+            linears = share_linears(plan, module, sharing)
+            styles |= {rf"{re.escape(f'{path}.{n}')}$": style for n, style in linears.items()}
+            if sharing.whole is not None:
+                what = f"{type(module).__name__}: every rank computes it whole: {sharing.whole}"
+                logger.warning_once("autoport: %s", what)
+        self.model._tp_plan = styles | (self.model.tp_plan or {})
+
+    def _rewrites(self) -> list[tuple[nn.Module, RewriteModule]]:
+        """Modules of `self.model`, each with our rewrite of it."""
+        made = self.proved.generated
+        columnwise = columns_shared(self.model.tp_plan or {})
+        found: list[tuple[nn.Module, RewriteModule]] = []
+        for path, plan, module in self._parts():
+            if plan in made.classes:
+                shared = lambda child, at=path: columnwise(f"{at}.{child}")  # noqa: E731
+                whole = self.sharing[path].whole is not None
+                found.append((module, RewriteModule(plan, made.classes[plan], shared, whole)))
         return found
 
 
@@ -73,7 +187,7 @@ def columns_shared(tp_plan: dict[str, str]) -> Callable[[str], bool]:
     patterns = [
         re.compile(re.escape(path).replace(r"\*", "[^.]+"))
         for path, style in tp_plan.items()
-        if style.startswith("colwise")
+        if style == "colwise"
     ]
     return lambda path: any(p.fullmatch(path) for p in patterns)
 
@@ -105,3 +219,38 @@ class NeuronTransformersMoEForCausalLM(MoEMixin, NeuronTransformersMixin, Causal
         self.num_redundant_experts = num_physical_experts - self.num_logical_experts
         for layer in self.moe_layers:
             layer.update_expert_map()
+
+
+class _WithStates(NeuronTransformersMixin):
+    """One with recurrent state beside attention, or in its place; it runs as it is, not compiled."""
+
+    with_states = True
+    is_hybrid = True
+    has_inner_state = True
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: Any) -> tuple[tuple[int, ...], ...]:
+        """Of the mixer with the largest state, of one request."""
+        return tuple(s.shape for s in _largest_state(vllm_config))
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[torch.dtype, ...]:
+        return tuple(s.dtype for s in _largest_state(vllm_config))
+
+
+def _largest_state(vllm_config: Any) -> tuple[State, ...]:
+    config = vllm_config.model_config
+    source = check_model(config)
+    port = port_model(source, ())
+    model = meta_model(source, dtype=config.dtype)
+    base = model.get_submodule(port.base) if port.base else model
+    found = states_of(base, port, config.hf_text_config)
+    return max(found.values(), key=lambda s: sum(x.bytes for x in s), default=())
+
+
+class NeuronTransformersHybridForCausalLM(_WithStates, NeuronTransformersForCausalLM):
+    """A dense model with recurrent state."""
+
+
+class NeuronTransformersMoEHybridForCausalLM(_WithStates, NeuronTransformersMoEForCausalLM):
+    """A mixture-of-experts model with recurrent state."""

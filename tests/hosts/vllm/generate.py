@@ -1,6 +1,7 @@
 """Run as a script: serve a model folder through vLLM's `LLM` and print greedy tokens as JSON.
 
-usage: generate.py FOLDER PROMPTS_JSON [--impl I] [--eager] [--tp N] [--ep] [--tokens N] [--lora FOLDER]
+usage: generate.py FOLDER PROMPTS_JSON [--impl I] [--eager] [--tp N] [--ep] [--tokens N] [--trust]
+                    [--logprobs N] [--batch-tokens N]
 A process of its own per engine: what one engine leaves behind cannot help or hurt the next.
 """
 
@@ -20,6 +21,8 @@ def main() -> None:
     parser.add_argument("--ep", action="store_true")
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--logprobs", type=int, default=None)
+    parser.add_argument("--trust", action="store_true")
+    parser.add_argument("--batch-tokens", type=int, default=None)
     options = parser.parse_args()
 
     from vllm import LLM, SamplingParams
@@ -35,6 +38,8 @@ def main() -> None:
         tensor_parallel_size=options.tp,
         enable_expert_parallel=options.ep,
         enable_prefix_caching=False,
+        trust_remote_code=options.trust,
+        max_num_batched_tokens=options.batch_tokens,
     )
     prompts = [{"prompt_token_ids": ids} for ids in json.loads(options.prompts)]
     sampling = SamplingParams(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +90,12 @@ def make_model(model_type: str, folder: Path, **changes: Any) -> Path:
     return target
 
 
-def hugging_face_tokens(folder: Path, asked: list[list[int]], new: int = 12) -> list[list[int]]:
+def hugging_face_tokens(
+    folder: Path, asked: list[list[int]], new: int = 12, *, trust: bool = False
+) -> list[list[int]]:
     """Greedy tokens of Hugging Face eager in float32, one prompt at a time, no padding."""
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust
     ).eval()
     found = []
     for ids in asked:
@@ -120,14 +124,25 @@ class Served:
         return int(found[1]), int(found[2])
 
 
-def serve(folder: Path, asked: list[list[int]], *options: str, timeout: int = 600) -> Served:
-    """Run `generate.py` in a process of its own."""
+def serve(
+    folder: Path,
+    asked: list[list[int]],
+    *options: str,
+    timeout: int = 600,
+    rank: dict[str, str] | None = None,
+) -> Served:
+    """Run `generate.py` in a process of its own.
+
+    Args:
+        rank: more of its environment, for one of several data-parallel ranks.
+    """
     script = Path(__file__).with_name("generate.py")
     environment = {
         **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        **(rank or {}),
     }
     if "--tp" in options:  # each rank on a core of its own
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
@@ -140,3 +155,50 @@ def serve(folder: Path, asked: list[list[int]], *options: str, timeout: int = 60
     assert line is not None, f"the engine gave no result:\n{log[-6000:]}"
     result = json.loads(line.removeprefix("RESULT "))
     return Served(result["tokens"], result["logprobs"], log)
+
+
+def serve_data_parallel(folder: Path, asked: list[list[int]], *options: str) -> list[Served]:
+    """Two data-parallel ranks, each with every other prompt and a core of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def one(rank: int) -> Served:
+        environment = {
+            "VLLM_DP_RANK": str(rank),
+            "VLLM_DP_RANK_LOCAL": str(rank),
+            "VLLM_DP_SIZE": "2",
+            "VLLM_DP_MASTER_IP": "127.0.0.1",
+            "VLLM_DP_MASTER_PORT": str(port),
+            "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+        }
+        return serve(folder, asked[rank::2], *options, rank=environment)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, (0, 1)))
+
+
+_ASK = """
+import sys
+from vllm.engine.arg_utils import EngineArgs
+try:
+    EngineArgs(
+        model=sys.argv[1], model_impl="neuron-transformers", skip_tokenizer_init=True
+    ).create_model_config()
+except Exception as error:
+    print("REFUSED", error)
+"""
+
+
+def refusal(folder: Path) -> str:
+    """What vLLM says when it reads the configuration of a model it is not to serve."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert "REFUSED" in done.stdout, done.stdout + done.stderr[-4000:]
+    return done.stdout.partition("REFUSED")[2]

@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.vllm.serving import hugging_face_tokens, make_model, prompts, serve
+from tests.hosts.vllm.serving import (
+    hugging_face_tokens,
+    make_model,
+    prompts,
+    serve,
+    serve_data_parallel,
+)
 
 pytestmark = pytest.mark.serve
 
@@ -34,6 +40,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    # Its experts are given a weighted copy of all rows each, most of them zero.
+    "llama4_text": {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64,
+        "intermediate_size_mlp": 96, "no_rope_layers": [0, 0, 0],
+        "layer_types": ["full_attention"] * 3,
+    },
 }  # fmt: skip
 # The start-up line of each, written by hand.
 LINES = {
@@ -49,6 +61,9 @@ LINES = {
     "gpt_oss": "mlp (GptOssMLP): top 2 of 6, softmax; 6 experts 64→64→64, act=swish(1.702x), "
     "gate, up interleaved, gate ≤ 7, |up| ≤ 7, up + 1, biases, weights kept transposed → "
     "vLLM's fused MoE layer",
+    "llama4_text": "feed_forward (Llama4TextMoe): top 2 of 6, sigmoid, on the experts' input; 6 experts "
+    "64→64→64, act=silu, gate|up, weights kept transposed, all of them on every token; shared expert → "
+    "vLLM's fused MoE layer",
 }
 
 
@@ -62,7 +77,9 @@ def model_of(model_type: str, folders: Path) -> Path:
     return folder if folder.exists() else make_model(model_type, folders, **MODELS[model_type])
 
 
-@pytest.mark.parametrize("model_type", ["glm4_moe", "gpt_oss", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "model_type", ["glm4_moe", "gpt_oss", "llama4_text", "qwen2_moe", "qwen3_moe"]
+)
 def test_greedy_tokens_equal_hugging_face(model_type: str, folders: Path) -> None:
     folder = model_of(model_type, folders)
     served = serve(folder, prompts(), "--eager")
@@ -83,6 +100,17 @@ def test_two_ranks_give_the_tokens_of_one(options: tuple[str, ...], folders: Pat
     served = serve(folder, prompts(), "--eager", "--tp", "2", *options)
     assert served.tokens == hugging_face_tokens(folder, prompts())
     assert LINES["glm4_moe"] in served.log
+
+
+def test_two_data_parallel_ranks_give_the_tokens_of_one(folders: Path) -> None:
+    """vLLM's CPU communicator gathers no rows of several ranks (`all_gatherv` is not there): the experts of
+    transformers run, on every rank all of them, and the log says so."""
+    folder = model_of("glm4_moe", folders)
+    ranks = serve_data_parallel(folder, prompts(), "--eager", "--ep")
+    expected = hugging_face_tokens(folder, prompts())
+    assert [served.tokens for served in ranks] == [expected[0::2], expected[1::2]]
+    for served in ranks:
+        assert "cannot gather rows of several data-parallel ranks" in served.log
 
 
 def test_experts_that_vllm_has_no_activation_for_run_as_transformers_has_them(

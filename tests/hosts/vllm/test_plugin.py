@@ -124,4 +124,4 @@ def test_a_method_that_reads_no_fusers_is_refused() -> None:
         """Another version's method."""
 
     with pytest.raises(compat.HostError, match="no longer reads its fusers"):
-        compat.with_fusers(recursive_replace, dict)
+        compat.with_fusers(recursive_replace, dict, frozenset())

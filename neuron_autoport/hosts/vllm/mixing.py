@@ -1,0 +1,256 @@
+"""Where the tokens of a sequence meet, found by running the small model: nothing may mix them but what has a cache.
+
+Attention calls go to a function that answers zeros and keeps the rule of their mask; modules with recurrent state
+answer zeros. Then tokens are changed, and no later row may change: if one does, something else in the model looks
+back, and an engine that shows the model a few tokens at a time would serve it wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from transformers.cache_utils import DynamicCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from neuron_autoport.errors import ModelError
+from neuron_autoport.hosts.vllm.compat import refused
+from neuron_autoport.hosts.vllm.masks import Mask, layer_key, window_of
+from neuron_autoport.hosts.vllm.states import state_argument
+from neuron_autoport.models.build import real_model
+from neuron_autoport.models.source import ModelSource
+from neuron_autoport.prove.model import small_source
+
+PROBE = "neuron_autoport_mixing"
+_TOKENS, _CHANGED = 13, 3
+_TOLERANCE = 1e-4
+
+
+@dataclass
+class _Run:
+    """What one run noted. rules: masks with the rule of each. asked: modules that attended.
+
+    continued: by class of a mixer, does it go on from its state with several tokens at once?
+    """
+
+    config: Any
+    continued: dict[str, bool] = field(default_factory=dict)
+
+    asked: set[int] = field(default_factory=set)
+    masks: list[Mask] = field(default_factory=list)
+    rules: list[tuple[torch.Tensor, Callable[..., Any]]] = field(default_factory=list)
+
+
+_active: list[_Run] = []
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the runs of the small model showed. config: its text configuration.
+
+    masks: of all attention calls. continued: by class of a mixer, does it go on from its state with several tokens?
+    """
+
+    config: Any
+    masks: list[Mask]
+    continued: dict[str, bool]
+
+
+def read_masks(source: ModelSource) -> Found:
+    """Run the small model.
+
+    Raises:
+        HostError: something without a cache mixes tokens, or the model does not take another attention.
+        TinyConfigError: there is no small model.
+    """
+    small = small_source(source)
+    config = small.text_config if isinstance(small, ModelSource) else small.get_text_config()
+    model = _build(small, source.name)
+    run = _Run(config)
+    _active.append(run)
+    try:
+        with torch.no_grad():
+            _compare(model, int(config.vocab_size), source.name)
+    finally:
+        _active.pop()
+    return Found(config, run.masks, run.continued)
+
+
+def _build(small: Any, where: str) -> nn.Module:
+    try:
+        model = real_model(small, dtype=torch.float32, attn_implementation=PROBE)
+    except ModelError as error:
+        what = f"the model does not take another implementation of its attention: {error.what}"
+        raise refused("AP411", what, where) from None
+    for module in model.modules():
+        if state_argument(type(module)) is not None:
+            module.forward = functools.partial(_one_by_one, module)
+    return model
+
+
+def _one_by_one(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A module with a state, without one: each token by itself."""
+    argument = state_argument(type(module))
+    names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    given.pop(str(argument), None)
+
+    def rows(start: int, end: int, cache: Any = None) -> Any:
+        """The module on some of the tokens."""
+        part = functools.partial(_part, start=start, end=end)
+        some: dict[Any, Any] = pytree.tree_map(part, given)
+        if cache is not None:
+            some[argument] = cache
+        return type(module).forward(module, **some)
+
+    name = type(module).__name__
+    if _active and name not in _active[-1].continued:
+        _active[-1].continued[name] = _goes_on(rows, _active[-1].config)
+    return _joined([rows(i, i + 1) for i in range(_TOKENS)])
+
+
+def _part(value: Any, start: int, end: int) -> Any:
+    has_rows = isinstance(value, torch.Tensor) and value.shape[1:2] == (_TOKENS,)
+    return value[:, start:end] if has_rows else value
+
+
+def _joined(parts: list[Any]) -> Any:
+    return pytree.tree_map(lambda *p: p[0] if p[0] is None else torch.cat(p, dim=1), *parts)
+
+
+def _goes_on(rows: Callable[..., Any], config: Any) -> bool:
+    """Does a mixer give in two pieces, with its state between them, what it gives in one?"""
+    cache = DynamicCache(config=config)
+    try:
+        pieces = _joined([rows(0, 6, cache), rows(6, _TOKENS, cache)])
+        whole = rows(0, _TOKENS, DynamicCache(config=config))
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return not _differ(_later_rows(whole), _later_rows(pieces))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One module call of a run: the later rows of the tensors it was given, and of those it gave."""
+
+    path: str
+    owner: type
+    given: tuple[torch.Tensor, ...]
+    made: tuple[torch.Tensor, ...]
+
+
+def _compare(model: nn.Module, vocabulary: int, where: str) -> None:
+    """Run twice with other first tokens; refuse at the first module whose later rows alone differ after it."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, vocabulary, (1, _TOKENS), generator=generator)
+    other = ids.clone()
+    other[:, :_CHANGED] = (ids[:, :_CHANGED] + vocabulary // 2) % vocabulary
+    calls, after = _calls(model, ids, where), _calls(model, other, where)
+    for path, call in calls.items():
+        if len(call) > 1 and state_argument(call[0].owner) is not None:
+            raise refused("AP411", f"{path} runs several times in one pass, with one state", where)
+    changed = [
+        first
+        for path in calls
+        for first, second in zip(calls[path], after.get(path, ()), strict=False)
+        if first.given
+        and _differ(first.made, second.made)
+        and not _differ(first.given, second.given)
+    ]
+    if changed:
+        what = f"{changed[0].path} ({changed[0].owner.__name__}) looks back at earlier tokens by itself"
+        raise refused("AP411", what, where)
+
+
+def _differ(before: tuple[torch.Tensor, ...], after: tuple[torch.Tensor, ...]) -> bool:
+    for a, b in zip(before, after, strict=False):
+        least = max(float(a.abs().max()), 1e-6) * _TOLERANCE
+        if a.shape == b.shape and bool(((a - b).abs() > least).any()):
+            return True
+    return False
+
+
+def _calls(model: nn.Module, ids: torch.Tensor, where: str) -> dict[str, list[_Call]]:
+    """The module calls of one run by path, in the order they end; the whole model is the last."""
+    found: dict[str, list[_Call]] = {}
+    if _active:
+        _active[-1].asked.clear()
+
+    def keep(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            given = _later_rows((args, tuple(kwargs.values())))
+            call = _Call(path or "the model", type(module), given, _later_rows(out))
+            found.setdefault(call.path, []).append(call)
+
+        return hook
+
+    hooks = [m.register_forward_hook(keep(n), with_kwargs=True) for n, m in model.named_modules()]
+    try:
+        model(input_ids=ids, use_cache=False)
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        what = f"the model does not run with another attention: {reason}"
+        raise refused("AP411", what, where) from error
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return found
+
+
+def _later_rows(values: Any) -> tuple[torch.Tensor, ...]:
+    """Rows after the changed ones of every tensor [1, T, ...] or, for experts, [T, ...]."""
+    rows = []
+    for value in pytree.tree_leaves(values):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.shape[:2] == (1, _TOKENS):
+            rows.append(value[0, _CHANGED:].float())
+        elif value.shape[:1] == (_TOKENS,):
+            rows.append(value[_CHANGED:].float())
+    return tuple(r.clone() for r in rows)
+
+
+def _mask(mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor:
+    made = eager_mask(mask_function=mask_function, **kwargs)
+    if _active:
+        _active[-1].rules.append((made, mask_function))
+    return made
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    if _active:
+        run, config = _active[-1], getattr(module, "config", None)
+        rule = next((r for m, r in run.rules if _same(m, attention_mask)), None)
+        window, problem = (None, "a mask of its own making") if rule is None else window_of(rule)
+        if attention_mask is None:
+            problem = "no mask"
+        if id(module) in run.asked:
+            problem = "a cache of its own for each of several passes"
+        run.asked.add(id(module))
+        run.masks.append(
+            Mask(layer_key(module, config), window, kwargs.get("sliding_window"), problem)
+        )
+    batch, heads, length, _ = query.shape
+    return query.new_zeros(batch, length, heads, value.shape[-1]), None
+
+
+def _same(made: torch.Tensor, given: Any) -> bool:
+    return given is made or getattr(given, "_base", None) is made
+
+
+ALL_ATTENTION_FUNCTIONS.register(PROBE, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(PROBE, _mask)
