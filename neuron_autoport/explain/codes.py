@@ -145,7 +145,7 @@ CODE_HELP: dict[str, CodeHelp] = {
     ),
     "AP209": CodeHelp(
         "The fused call would read a name later (or earlier) than the code did, and in between the name gets "
-        "another value.",
+        "another value; or the match reads one value under two names that hold two on a path that was not taken.",
         ("use another name for the other value",),
         _mlp("gate = F.silu(self.gate(x))\n"
              "inner = gate * self.up(x)\n"
@@ -199,6 +199,29 @@ CODE_HELP: dict[str, CodeHelp] = {
         ),
         _PRODUCT,
         _RULE + "refuse: there is no fused function for this yet\n",
+    ),
+    "AP410": CodeHelp(
+        "On vLLM's engine the attention of a layer runs in vLLM's own layer, with its paged cache of keys and "
+        "values. It knows a scale, a window, a soft-cap and sinks. What else a model hands to its attention (a mask "
+        "or a bias it computes itself, chunks, two calls in one layer) would be left out, so the model is refused "
+        "before its weights are read.",
+        (
+            "`autoport inspect MODEL` shows the layer's graph",
+            "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
+        ),
+        words="A layer that masks keys by a function of the values themselves.",
+    ),
+    "AP411": CodeHelp(
+        "An engine shows a model a few tokens at a time: what one token takes from earlier ones must come from a "
+        "cache. vLLM has one for attention that goes through transformers' attention interface, and one for states "
+        "that go through the interface of transformers' cache (`update_conv_state`, `update_recurrent_state`). A "
+        "small model of the same kind is run with both silenced; if a token still reaches a later one, something "
+        "else looks back (softmax written out in the layer, a token shift, an indexer), and the model is refused.",
+        (
+            "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
+            "code of your own: call `ALL_ATTENTION_FUNCTIONS.get_interface(...)` instead of writing the softmax out",
+        ),
+        words="Attention written as `softmax(q @ k.mT) @ v` in the layer's forward.",
     ),
     "AP501": CodeHelp(
         "Tensor parallelism gives each rank an equal part of a weight: of its columns, its rows, or its heads.",

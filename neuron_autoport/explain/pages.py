@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from neuron_autoport.errors import AutoportError
@@ -20,6 +21,7 @@ from neuron_autoport.explain.codes import CODE_HELP, CodeHelp
 from neuron_autoport.explain.words import CAPTURES, FIELDS, PATTERN, WORDS
 from neuron_autoport.rewrite.reasons import CODES
 from neuron_autoport.rules import sources
+from neuron_autoport.rules.library import builtin_folder, is_builtin
 from neuron_autoport.rules.pattern import OPERATIONS
 from neuron_autoport.rules.rule import Rule
 
@@ -68,7 +70,7 @@ def _every(rules: tuple[Rule, ...]) -> Iterator[tuple[str, Callable[[], Page]]]:
         yield code, partial(code_page, code)
     for rule in rules:
         yield rule.name, partial(rule_page, rule)
-    for name, function in _functions():
+    for name, function in functions():
         yield name, partial(function_page, name, function)
     for name in word_texts():
         yield name, partial(word_page, name)
@@ -91,7 +93,7 @@ def all_words(rules: Iterable[Rule]) -> dict[str, list[tuple[str, str]]]:
     return {
         "codes": list(CODES.items()),
         "rules": [(rule.name, rule.summary) for rule in rules],
-        "functions": [(name, _first(_doc(function))) for name, function in _functions()],
+        "functions": [(name, _first(_doc(function))) for name, function in functions()],
         "words": words,
     }
 
@@ -124,8 +126,8 @@ def rule_page(rule: Rule) -> Page:
     fields = rule.text.partition("\nexamples:")[0].strip()
     example = rule.examples[0].source if rule.examples else ""
     parts = [
-        Part("", f"It comes from {rule.path} ({sources.origin_of(rule)}), has the role {rule.role} "
-             f"and calls {rule.call}."),
+        Part("", f"It comes from {shown_path(rule)} ({sources.origin_of(rule)}), has the role "
+             f"{rule.role} and calls {rule.call}."),
         Part("The file, without its examples", code=fields, language="yaml"),
     ]  # fmt: skip
     if rule.neuron:
@@ -140,6 +142,13 @@ def rule_page(rule: Rule) -> Page:
         Part("What to do", items=(f"its file with all examples: autoport rules show {rule.name}",))
     )
     return Page(rule.name, "rule", rule.summary, tuple(parts))
+
+
+def shown_path(rule: Rule) -> Path:
+    """A built-in rule's file from `patterns/` on: the same wherever the package lies."""
+    if not is_builtin(rule):
+        return rule.path
+    return rule.path.resolve().relative_to(builtin_folder().resolve().parent)
 
 
 def role_page(role: str, rules: Iterable[Rule]) -> Page:
@@ -171,7 +180,7 @@ def _signature(name: str, function: Any) -> Iterator[str]:
     yield ")"
 
 
-def _functions() -> Iterator[tuple[str, Any]]:
+def functions() -> Iterator[tuple[str, Any]]:
     from neuron_autoport import kernels, nf
 
     for space, module in (("NF", nf), ("NK", kernels)):

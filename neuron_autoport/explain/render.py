@@ -9,8 +9,18 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.text import Text
 
-from neuron_autoport.explain.pages import Page, Part, code_page
+from neuron_autoport.explain.pages import (
+    Page,
+    Part,
+    code_page,
+    function_page,
+    functions,
+    rule_page,
+    word_page,
+    word_texts,
+)
 from neuron_autoport.rewrite.reasons import CODES
+from neuron_autoport.rules.library import load_rules
 
 
 def print_page(page: Page, console: Console) -> None:
@@ -60,12 +70,37 @@ def _lines(page: Page) -> Iterator[str]:
             yield "```"
 
 
-def codes_document() -> str:
-    """`docs/codes.md`: all reason codes."""
+# Of each document: its title, and what it is.
+DOCUMENTS = {
+    "codes": (
+        "Reason codes",
+        "AP1xx trace, AP2xx structure, AP3xx values and rounding, AP4xx limits of the target, AP5xx\n"
+        "parallel plan, AP6xx weights, AP7xx proof.",
+    ),
+    "rules": ("Built-in rules", "`autoport rules show NAME` prints one with all its examples."),
+    "words": ("Words", "What reports and rule files say, and the functions rules call."),
+}
+
+
+def document(name: str) -> str:
+    """All pages of a kind, one below the other.
+
+    Args:
+        name: a key of DOCUMENTS.
+    """
+    title, about = DOCUMENTS[name]
     head = (
-        "# Reason codes\n\n"
-        "Made from the code by `python -m neuron_autoport.explain > docs/codes.md`; `autoport explain CODE`\n"
-        "prints one of these. AP1xx trace, AP2xx structure, AP3xx values and rounding, AP4xx limits of the\n"
-        "target, AP5xx parallel plan, AP6xx weights, AP7xx proof.\n\n"
+        f"# {title}\n\nMade from the code by `make pages`; `autoport explain NAME` prints one of these.\n"
+        f"{about}\n\n"
     )
-    return head + "\n".join(markdown(code_page(code)) for code in CODES)
+    return head + "\n".join(markdown(page) for page in _pages(name))
+
+
+def _pages(name: str) -> Iterator[Page]:
+    if name == "codes":
+        yield from (code_page(code) for code in CODES)
+    elif name == "rules":
+        yield from (rule_page(rule) for rule in sorted(load_rules(), key=lambda r: r.name))
+    else:
+        yield from (word_page(word) for word in word_texts())
+        yield from (function_page(*found) for found in functions())

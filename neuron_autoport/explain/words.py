@@ -84,6 +84,10 @@ CAPTURES: dict[str, str] = {
     ),
     "parameter": "A capture that is a parameter of the module itself.",
     "number": "A capture that is a number of the source or the configuration, such as an epsilon.",
+    "float32": (
+        "A capture that is a tensor in float32 in a model that is traced in bfloat16. A rule that has "
+        "one looks at all casts."
+    ),
     "value": (
         "A capture that is a tensor: what every name is that `where` does not speak of. Has "
         ".shape, .ndim, .dtype and .rows (the shape without its last dimension)."

@@ -11,7 +11,7 @@ import pytest
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.explain.codes import CODE_HELP, MARK, CodeHelp
 from neuron_autoport.explain.pages import UnknownWord, all_words, find_pages
-from neuron_autoport.explain.render import codes_document
+from neuron_autoport.explain.render import DOCUMENTS, document
 from neuron_autoport.explain.words import CAPTURES, FIELDS, PATTERN, WORDS
 from neuron_autoport.models.inputs import Input
 from neuron_autoport.prove.modules import prove_module
@@ -168,10 +168,8 @@ def test_every_code_that_is_printed_has_a_page(run: Run) -> None:
     assert seen and seen <= set(CODE_HELP)
 
 
-def test_the_page_of_the_documentation_is_the_same() -> None:
-    path = DOCS / "codes.md"
-    made = codes_document()
-    assert path.read_text(encoding="utf-8") == made, (
-        "run: python -m neuron_autoport.explain > docs/codes.md"
-    )
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_page_of_the_documentation_is_the_same(name: str) -> None:
+    path = DOCS / f"{name}.md"
+    assert path.read_text(encoding="utf-8") == document(name), "run: make pages"
     assert issubclass(UnknownWord, AutoportError)

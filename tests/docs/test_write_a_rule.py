@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from neuron_autoport.cli.app import app
 
-PAGE = Path(__file__).parents[1] / "docs" / "write-a-rule.md"
+PAGE = Path(__file__).parents[2] / "docs" / "write-a-rule.md"
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
