@@ -17,12 +17,22 @@ def decoding() -> bool:
     return _decoding
 
 
+def set_decoding(value: bool) -> None:
+    """Say which phase the forward is in from here on.
+
+    For a host whose forward is compiled: two plain calls, the last of which says False, are kept in a
+    graph as they are. Of a context manager dynamo was seen to lose the end.
+    """
+    global _decoding
+    _decoding = value
+
+
 @contextmanager
 def decode_phase() -> Iterator[None]:
     """While open, rewritten forwards use their decode form."""
-    global _decoding
-    before, _decoding = _decoding, True
+    before = _decoding
+    set_decoding(True)
     try:
         yield
     finally:
-        _decoding = before
+        set_decoding(before)

@@ -30,6 +30,8 @@ ELSEWHERE = {
     "make demo": ("tests/tools/test_demo.py", "from tools import demo"),
     "make test": (".ci/run", "make test"),
     "make setup": ("tests/tools/test_setup_env.py", "setup"),
+    "make pages": ("tests/cli/test_explain.py", "make pages"),
+    "make served": ("tests/hosts/vllm/test_served.py", "served"),
     "make docs": ("tests/docs/test_site.py", "mkdocs"),
     "make coverage": ("tests/test_coverage.py", "benchmarks"),
     "python -m benchmarks.coverage": ("tests/test_coverage.py", "benchmarks"),

@@ -41,6 +41,7 @@ class _Page(HTMLParser):
 def test_every_page_is_in_the_site_and_its_links_lead_somewhere(site: Path) -> None:
     pages = {p.name: _Page(p.read_text(encoding="utf-8")) for p in site.glob("*.html")}
     assert {p.stem for p in (ROOT / "docs").glob("*.md")} <= {Path(name).stem for name in pages}
+    del pages["404.html"]  # for a server: its links are from the root
     for name, page in pages.items():
         for link in page.links:
             if re.match(r"[a-z]+:", link) or link in ("#", ".", ""):

@@ -7,7 +7,6 @@ decode.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from neuron_autoport import nf as NF
 from neuron_autoport.hosts.neuron.call import Call, LayerState
 from neuron_autoport.hosts.neuron.checkpoint import open_checkpoint
 from neuron_autoport.hosts.neuron.engine import Ranks, kv_classes
@@ -23,6 +21,7 @@ from neuron_autoport.hosts.neuron.errors import refuse
 from neuron_autoport.hosts.neuron.head import VocabHead
 from neuron_autoport.hosts.neuron.loading import Loading
 from neuron_autoport.hosts.neuron.sampling import Sampling
+from neuron_autoport.nf.phase import set_decoding
 
 if TYPE_CHECKING:
     from neuron_autoport.hosts.neuron.plan import HostPlan
@@ -170,8 +169,9 @@ class NeuronTransformersForCausalLM(nn.Module):
         rows = entry["block_table_tensor"].shape[0] if decode else 1
         ids, places = input_ids.view(rows, -1), positions.view(rows, -1)
         self.call.start(attn_metadata, decode, places, rank)
-        with NF.decode_phase() if decode else nullcontext():  # rules may have a form for decode
-            hidden = self.last_hidden(ids, places).flatten(0, 1)[sampling_positions]
+        set_decoding(decode)  # rules may have a form for decode
+        hidden = self.last_hidden(ids, places).flatten(0, 1)[sampling_positions]
+        set_decoding(False)
         self.call.end()
         logits = self.lm_head(hidden, rank)
         return self.sampling(self.lm_head, logits, sampling_params, logit_mask, rank)
