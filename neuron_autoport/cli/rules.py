@@ -36,7 +36,27 @@ Folders = Annotated[
 ]
 
 
-@rules_app.command("list")
+LIST_EPILOG = """[bold]Examples[/bold]
+
+[cyan]autoport rules list[/cyan]: the built-in rules
+
+[cyan]autoport rules list --rules DIR --json[/cyan]: with your own, for other programs
+"""
+SHOW_EPILOG = """[bold]Examples[/bold]
+
+[cyan]autoport rules show gated_mlp > my_mlp.yaml[/cyan]: a first version of a rule of your own
+"""
+TEST_EPILOG = """[bold]Examples[/bold]
+
+[cyan]autoport rules test[/cyan]: the examples of all built-in rules
+
+[cyan]autoport rules test gated_mlp[/cyan]: of one
+
+[cyan]autoport rules test DIR --trust-remote-code[/cyan]: of your own; this runs the code in them
+"""
+
+
+@rules_app.command("list", epilog=LIST_EPILOG)
 def list_command(
     rules: Folders = None,
     as_json: Annotated[
@@ -65,7 +85,7 @@ def list_command(
     typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
 
 
-@rules_app.command("show")
+@rules_app.command("show", epilog=SHOW_EPILOG)
 def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A rule's name.")],
     rules: Folders = None,
@@ -84,7 +104,7 @@ def show_command(
     typer.echo(found[name].text.rstrip("\n"))
 
 
-@rules_app.command("test")
+@rules_app.command("test", epilog=TEST_EPILOG)
 def test_command(
     path: Annotated[
         Path | None,

@@ -90,7 +90,11 @@ def test_two_runs_at_once_on_one_cache_give_the_same(folder: Path, tmp_path: Pat
 
 
 def test_a_page_in_a_folder_that_cannot_be_written_is_explained(folder: Path) -> None:
-    for target, words in (("nowhere/page.html", "mkdir -p"), (".", "name another file")):
+    for target, words in (
+        ("nowhere/page.html", "mkdir -p"),
+        (".", "name another file"),
+        ("/proc/page.html", "name another file"),
+    ):
         run = started(["inspect", str(folder), "--html", target], folder)
         out, err = run.communicate(timeout=120)
         assert run.returncode == 2 and out == ""

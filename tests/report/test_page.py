@@ -125,6 +125,17 @@ def test_the_rewritten_form_is_the_plan_and_its_statement_is_found() -> None:
         assert all(x.changed for x in code.new if f"s{number}" in x.keys.split())
 
 
+def test_every_site_shows_its_rule_and_its_limits() -> None:
+    report, _, page = llama()
+    text = Markup(re.sub("<[^>]*>", "", page)).unescape()
+    for cls in report.classes:
+        for site in cls.sites:
+            rule = next(r for r in load_rules() if r.name == site.rule)
+            assert rule.text.partition("\nexamples:")[0].strip() in text
+            assert all(f"{x.text}: {x.figures}" in text for x in site.limits)
+            assert str(site.place) in text
+
+
 def test_text_of_the_source_is_no_markup() -> None:
     cls = zoo_class('''
 class Norm(nn.Module):

@@ -81,10 +81,10 @@ def test_the_data_flow_opens_and_its_site_is_lit(page: Any) -> None:
     click(page, "#sites a:text-is('gated_mlp')", "LlamaMLP")
     section = page.locator("section.class#LlamaMLP")
     assert not section.locator("svg").first.is_visible()
-    section.locator("summary").click()
+    section.locator(".flow summary").click()
     assert section.locator("svg").count() == 2 and section.locator("svg").first.is_visible()
     assert section.locator("svg g.site.lit text").all_text_contents() == ["NF.mlp"]
-    section.locator("details").screenshot(path=_picture("flow"))
+    section.locator(".flow").screenshot(path=_picture("flow"))
 
 
 def test_the_filter_keeps_the_rows_with_the_word(page: Any) -> None:

@@ -23,11 +23,12 @@ from neuron_autoport.rewrite.reasons import STATED
 
 @dataclass(frozen=True)
 class Section:
-    """A class with something to tell: its report, its code, and pictures of its data flow."""
+    """A class with something to tell: its report, its code, its sites' rules, pictures of its data flow."""
 
     info: s.ClassInfo
     code: ClassCode | None
     file: str
+    rules: dict[str, str]
     before: Markup | None
     after: Markup | None
     proofs: tuple[s.ClassProof, ...]
@@ -72,6 +73,7 @@ def _section(
         info=info,
         code=code,
         file=short_file(code.file, folder) if code is not None else "",
+        rules={s.rule.name: s.rule.text.partition("\nexamples:")[0].strip() for s in plan.sites},
         before=_picture(plan, False, f"data flow of {name} as written"),
         after=_picture(plan, True, f"data flow of {name}, rewritten") if plan.sites else None,
         proofs=tuple(p for p in proofs if p.class_name == name and p.path in info.paths),
