@@ -100,14 +100,13 @@ def _one_by_one(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     argument = state_argument(type(module))
     names = tuple(inspect.signature(type(module).forward).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
-    given.pop(str(argument), None)
+    assert argument is not None
 
     def rows(start: int, end: int, cache: Any = None) -> Any:
         """The module on some of the tokens."""
         part = functools.partial(_part, start=start, end=end)
-        some: dict[Any, Any] = pytree.tree_map(part, given)
-        if cache is not None:
-            some[argument] = cache
+        some: dict[str, Any] = {n: pytree.tree_map(part, v) for n, v in given.items()}
+        some[argument] = cache
         return type(module).forward(module, **some)
 
     name = type(module).__name__
