@@ -14,8 +14,7 @@ from pathlib import Path
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PretrainedConfig
-from transformers.utils import HF_MODULES_CACHE
+from transformers import PretrainedConfig, dynamic_module_utils
 
 from neuron_autoport.errors import ModelError
 
@@ -117,7 +116,7 @@ def _own_code(err: BaseException) -> str | None:
     found, tb = None, err.__traceback__
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
-        if file.startswith(HF_MODULES_CACHE):
+        if file.startswith(dynamic_module_utils.HF_MODULES_CACHE):
             found = f"{Path(file).name}:{tb.tb_lineno}"
         tb = tb.tb_next
     return found

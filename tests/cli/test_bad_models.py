@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,23 @@ BAD: dict[str, tuple[dict[str, str | bytes], list[str], list[str]]] = {
         ["--trust-remote-code"], ["ValueError: no such layer", "mod.py:10"],
     ),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def modules_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """transformers copies a model's code to a cache and imports it from there: one for each test."""
+
+    def forget() -> None:
+        for name in [n for n in sys.modules if n.split(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+
+    place = tmp_path / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(place))
+    elsewhere = [p for p in sys.path if not (Path(p) / "transformers_modules").is_dir()]
+    monkeypatch.setattr(sys, "path", elsewhere)
+    forget()
+    yield
+    forget()
 
 
 @pytest.mark.parametrize("case", BAD)
