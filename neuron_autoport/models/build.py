@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -87,8 +86,6 @@ def _from_config(
         given, name = source, source.model_type
     config = copy.deepcopy(given)
     default_dtype = torch.get_default_dtype()
-    # Code that comes with a model was copied a moment ago, perhaps after Python had listed that folder.
-    importlib.invalidate_caches()
     try:
         model = AutoModelForCausalLM.from_config(config, **kwargs)
     except BUILD_ERRORS as err:
