@@ -84,6 +84,9 @@ def write_files(files: dict[str, str], target: Path) -> None:
             os.replace(target, Path(scratch) / "old")
         os.replace(new, target)
     except OSError as error:
+        old = Path(scratch) / "old"
+        if scratch and old.exists() and not target.exists():
+            os.replace(old, target)  # what was there comes back
         step = "choose a folder that can be written with -o"
         raise OutputError(
             f"The package cannot be written: {error.strerror}.", str(target), step
