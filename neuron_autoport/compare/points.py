@@ -24,8 +24,13 @@ class PointText:
 POINTS = (
     PointText(1, "attention", "the whole attention forward", ("qkv_proj", "o_proj")),
     PointText(2, "layers that differ", "branches by layer, and making the weights"),
-    PointText(3, "position encoding", "rotary embedding, or what is there instead", ("rope",)),
-    PointText(4, "MLP and activation", "whether NF.mlp fits", ("gated_mlp", "ungated_mlp")),
+    PointText(
+        3, "position encoding", "rotary embedding, or what is there instead",
+        ("rope", "qk_norm_rope"),
+    ),
+    PointText(
+        4, "MLP and activation", "whether NF.mlp fits", ("gated_mlp", "ungated_mlp", "act_and_mul")
+    ),
     PointText(
         5, "normalization", "kind of the norm, and where it stands",
         ("rms_norm", "layer_norm", "add_rms_norm"),

@@ -133,9 +133,9 @@ CODE_HELP: dict[str, CodeHelp] = {
         "        super().__init__()\n"
         "        self.weight = nn.Parameter(torch.ones(16))\n\n"
         "    def forward(self, x):\n"
-        "        wide = (x * 2).float()  # <-\n"
+        "        wide, twice = (x * 2).float(), x + x  # <-\n"
         "        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)\n"
-        "        return self.weight * wide.to(x.dtype)\n",
+        "        return self.weight * wide.to(x.dtype) + twice\n",
     ),
     "AP208": CodeHelp(
         "The text of the forward cannot be had or changed: a lambda or comprehension, a class made inside of a "
@@ -202,9 +202,9 @@ CODE_HELP: dict[str, CodeHelp] = {
     ),
     "AP410": CodeHelp(
         "On vLLM's engine the attention of a layer runs in vLLM's own layer, with its paged cache of keys and "
-        "values. It knows a scale, a window, a soft-cap and sinks. What else a model hands to its attention (a mask "
-        "or a bias it computes itself, chunks, two calls in one layer) would be left out, so the model is refused "
-        "before its weights are read.",
+        "values. It knows a scale, a window, a soft-cap, sinks and ALiBi slopes. What else a model hands to its "
+        "attention (a mask or a bias it computes itself, chunks, two calls in one layer) would be left out, so the "
+        "model is refused before its weights are read.",
         (
             "`autoport inspect MODEL` shows the layer's graph",
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
@@ -214,14 +214,27 @@ CODE_HELP: dict[str, CodeHelp] = {
     "AP411": CodeHelp(
         "An engine shows a model a few tokens at a time: what one token takes from earlier ones must come from a "
         "cache. vLLM has one for attention that goes through transformers' attention interface, and one for states "
-        "that go through the interface of transformers' cache (`update_conv_state`, `update_recurrent_state`). A "
-        "small model of the same kind is run with both silenced; if a token still reaches a later one, something "
-        "else looks back (softmax written out in the layer, a token shift, an indexer), and the model is refused.",
+        "that go through the interface of transformers' cache (`update_conv_state`, `update_recurrent_state`). "
+        "Attention that a layer writes out (two products and a softmax between them) is first made a call of that "
+        "interface, if its graph is that of causal attention: one scale, one window, ALiBi or no bias; the message "
+        "names the operation that is something else. Then a small model of the same kind is run with attention and "
+        "states silenced; if a token still reaches a later one, something else looks back (a token shift, an "
+        "indexer, a learned bias), and the model is refused.",
         (
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
             "code of your own: call `ALL_ATTENTION_FUNCTIONS.get_interface(...)` instead of writing the softmax out",
         ),
-        words="Attention written as `softmax(q @ k.mT) @ v` in the layer's forward.",
+        words="Attention written as `softmax(q @ k.mT + self.learned_bias) @ v` in the layer's forward.",
+    ),
+    "AP412": CodeHelp(
+        "vLLM builds the base model of a decoder-only text model and one linear layer for its logits, with a factor "
+        "and a soft-cap. transformers must have a causal language model of the configuration's type, and nothing "
+        "with weights may stand between its base model and that layer.",
+        (
+            "name the checkpoint of a causal language model; `autoport inspect MODEL` says what it is",
+            "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
+        ),
+        words="A prediction head `decoder(norm(act(dense(hidden))))`, where vLLM has `decoder(hidden)`.",
     ),
     "AP501": CodeHelp(
         "Tensor parallelism gives each rank an equal part of a weight: of its columns, its rows, or its heads.",

@@ -21,7 +21,7 @@ from neuron_autoport.explain.codes import CODE_HELP, CodeHelp
 from neuron_autoport.explain.words import CAPTURES, FIELDS, PATTERN, WORDS
 from neuron_autoport.rewrite.reasons import CODES
 from neuron_autoport.rules import sources
-from neuron_autoport.rules.library import builtin_folder, is_builtin
+from neuron_autoport.rules.builtin import builtin_folder, is_builtin
 from neuron_autoport.rules.pattern import OPERATIONS
 from neuron_autoport.rules.rule import Rule
 

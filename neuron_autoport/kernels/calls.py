@@ -92,5 +92,7 @@ def _of_role(rule: Rule, match: Match) -> dict[str, Any]:
 def _value(given: ast.expr, facts: Mapping[str, Any]) -> Any:
     if isinstance(given, ast.Constant):
         return given.value
-    fact = facts.get(given.id) if isinstance(given, ast.Name) else None
+    name, attribute = (given.value, given.attr) if isinstance(given, ast.Attribute) else (given, "")
+    fact = facts.get(name.id) if isinstance(name, ast.Name) else None
+    fact = getattr(fact, attribute, None) if attribute else fact  # norm.weight
     return None if getattr(fact, "dtype", "") == "None" else fact  # a value that was not traced

@@ -38,7 +38,7 @@ def _load(listed: str) -> None:
             raise AutoportError(
                 f"the kernels of {module} cannot be imported: {error}",
                 where=place,
-                next_step=f'python -c "import {module}"',
+                next_step=f"export PYTHONPATH=FOLDER, the one that has {module.partition('.')[0]}",
             ) from None
 
 

@@ -14,7 +14,6 @@ from neuron_autoport.kernels.rope import (
     HEAD_MOST,
     ROPE_LIMITS,
     check_rope,
-    full_tables,
     rotated,
 )
 
@@ -80,8 +79,7 @@ def qk_norm_rope(
     check_norm(name, q, q_weight, offset, weight_in_fp32)
     check_norm(name, k, k_weight, offset, weight_in_fp32)
     width = check_rope(name, q, cos, sin, style, rotary_dim)
-    cos, sin = full_tables(cos, sin, style, width)
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     q = rms_formula(q, q_weight, eps, offset, weight_in_fp32)
     k = rms_formula(k, k_weight, eps, offset, weight_in_fp32)
-    return rotated(q, cos, sin, style, in_fp32), rotated(k, cos, sin, style, in_fp32)
+    return rotated(q, cos, sin, style, width, in_fp32), rotated(k, cos, sin, style, width, in_fp32)

@@ -37,6 +37,7 @@ _STRUCTURE = frozenset({"input", "param", "module"})
 _NO_FLOPS = frozenset(
     {"cat", "concat", "concatenate", "stack", "repeat", "repeat_interleave", "pad", "roll"}
     | {"where", "gather", "index_select", "embedding", "setitem", "copy", "tril", "triu"}
+    | {"repeat_pairs", "pairs_as_complex", "complex_as_pairs", "as_real"}
     | {"cast", "int", "long", "bool", "arange", "full", "full_like", "empty", "empty_like"}
     | {"zeros", "zeros_like", "ones", "ones_like"}
 )

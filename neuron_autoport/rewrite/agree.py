@@ -80,7 +80,7 @@ def check_inner(source: ForwardSource, operands: OperandText, inner: Iterable[Op
 def _under(source: ForwardSource, op: Op, expression: cst.BaseExpression) -> cst.BaseExpression:
     """What a step that changes nothing, such as a cast to the dtype a value has, is applied to."""
     while op.name == "view" and op.attrs.get("same") and op.spans:
-        inner = operand_of(expression, op, op.inputs[0])
+        inner = operand_of(source, expression, op, op.inputs[0])
         if inner is None or source.expression_at(op.spans[0]) is not expression:
             break
         op, expression = op.inputs[0], inner

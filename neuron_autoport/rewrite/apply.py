@@ -17,7 +17,11 @@ def apply_edits(source: ForwardSource, edits: Edits) -> str:
         statement = source.statement_of(expression)
         if statement is not None:
             kept.setdefault(statement, []).extend(_comments(expression))
-    changed = source.tree.visit(_Apply(edits, kept))
+    for whole, part in edits.unwrapped.items():
+        inside = _comments(part)
+        lost = [text for text in _comments(whole) if text not in inside]
+        kept.setdefault(source.statement_of(whole) or whole, []).extend(lost)
+    changed = source.tree.visit(Apply(edits, kept))
     function = next(n for n in _walk(changed) if isinstance(n, cst.FunctionDef))
     if function is changed.body[0]:
         return changed.code
@@ -62,7 +66,7 @@ def _branch(statement: cst.If, taken: bool) -> Any:
     return cst.FlattenSentinel([first, *more])
 
 
-class _Apply(cst.CSTTransformer):
+class Apply(cst.CSTTransformer):
     """One pass over the function: replace expressions, put statements in, take dead ones out.
 
     Args:
@@ -74,9 +78,18 @@ class _Apply(cst.CSTTransformer):
         self.edits, self.kept = edits, kept
         self.dropped: dict[cst.CSTNode, list[str]] = {}  # with the comments that were on them
         self.emptied: set[Any] = set()  # stand-ins for all that a block held
+        self.parts = dict.fromkeys(edits.unwrapped.values())  # what became of each
 
     def on_leave(self, original: Any, updated: Any) -> Any:
-        updated = super().on_leave(original, updated)
+        changed = self.changed(original, super().on_leave(original, updated))
+        if original in self.edits.unwrapped:
+            changed = self.parts[self.edits.unwrapped[original]]
+        if original in self.parts:
+            self.parts[original] = changed
+        return changed
+
+    def changed(self, original: Any, updated: Any) -> Any:
+        """What stands for a node whose inner nodes are changed already."""
         if original in self.edits.replaced:
             return _expression(self.edits.replaced[original])
         if original in self.edits.removed:

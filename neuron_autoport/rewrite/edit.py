@@ -16,7 +16,8 @@ from neuron_autoport.fused import FusedWeight
 from neuron_autoport.rewrite import branches, safety
 from neuron_autoport.rewrite.agree import Agreed, agree, check_inner
 from neuron_autoport.rewrite.helpers import returned_by_helper
-from neuron_autoport.rewrite.names import drop_dead, parameter_text, walk, words
+from neuron_autoport.rewrite.inputs import InputTexts
+from neuron_autoport.rewrite.names import drop_dead, walk, words
 from neuron_autoport.rewrite.operands import OperandText
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.replacement import reads, replacement_text
@@ -80,11 +81,15 @@ class _Editor:
         edits.replaced |= self.closings([*expressions, *edits.removed])
         earliest = min(statements, key=lambda s: self.source.range(s)[:2])
         first = branches.statement_in(earliest, block, self.source)
-        texts = {name: self.input_text(name, first, edits, expressions) for name in self.inputs()}
+        inner = self.interior - set(self.outputs)
+        reader = InputTexts(
+            self.source, self.graph, self.agreed, inner, first, expressions, self.before
+        )
+        texts = {name: reader.text(name, op, edits) for name, op in given.items()}
         column = self.source.range(first)[1] - self.source.range(self.source.function)[1]
         text = replacement_text(self.rule, self.match, self.weights, texts, column)
         self.place(edits, expressions, first, text)
-        lines = set(edits.removed)
+        lines = edits.removed | {self.statement(e) for e in edits.unwrapped}
         paths = {v.path for v in self.match.values.values() if isinstance(v, ModuleRef)}
         branches.settle(self.source, edits, paths)
         drop_dead(self.source, edits)
@@ -178,8 +183,11 @@ class _Editor:
             raise Refused("AP208", "no expression of the source is at this place", op.spans[0])
         safety.check_expression(self.source, expression, op.spans[0])
         here = self.source.range(expression)
+        widened = self.widened()
         for other in self.graph.ops:
             if not other.spans or other in self.interior or other.name == "pieces":
+                continue
+            if other in widened:  # the new call widens it by itself
                 continue
             place = self.source.to_range(other.spans[0])
             if inside(place, here) and not self.is_input_text(other):
@@ -187,6 +195,12 @@ class _Editor:
         if self.shares_expression(op) and self.tuple_order() is None:
             raise Refused("AP202", "several outputs come from one expression", op.spans[0])
         return expression
+
+    def widened(self) -> set[Op]:
+        """Captures that have to be in float32 and are, by a cast that the product with them does."""
+        kinds = self.rule.kinds
+        wide = [self.match.values.get(n) for n, kind in kinds.items() if kind == "float32"]
+        return {v for v in wide if isinstance(v, Op) and v.attrs.get("implicit")}
 
     def shares_expression(self, op: Op) -> bool:
         return any(o is not op and o.spans[:1] == op.spans[:1] for o in self.outputs)
@@ -257,42 +271,3 @@ class _Editor:
             if held and all(o in self.interior for o in held):
                 dead.add(line)
         return dead
-
-    # Inputs of the new call.
-
-    def input_text(
-        self,
-        name: str,
-        at: cst.CSTNode,
-        edits: Edits,
-        outputs: list[cst.BaseExpression],
-    ) -> str:
-        op = self.match.values[name]
-        if op.name == "param":
-            return parameter_text(str(op.target))
-        expression = self.agreed.texts.get(name)
-        same = self.agreed.meanings.get(name, op.target) == op.target
-        if op.name == "input" and same and self.is_parameter_name(op.target):
-            try:
-                safety.check_binding(self.source, str(op.target), None, at, edits)
-                return str(op.target)
-            except Refused:
-                if expression is None:  # else another name still holds it
-                    raise
-        if expression is None:
-            span = op.spans[0] if op.spans else None
-            raise Refused("AP207", f"`{name}` ({op.label}) has no name in this forward", span)
-        first_use = self.statement(expression)
-        if isinstance(expression, cst.Name):
-            safety.check_binding(self.source, expression.value, first_use, at, edits)
-        elif not any(_holds(o, expression) for o in outputs) and first_use is not at:
-            raise Refused("AP207", f"`{name}` would be computed at another place", op.spans[0])
-        return self.source.code(expression)
-
-    def is_parameter_name(self, name: str | None) -> bool:
-        params = self.source.function.params
-        return any(p.name.value == name for p in (*params.params, *params.kwonly_params))
-
-
-def _holds(outer: cst.CSTNode, inner: cst.CSTNode) -> bool:
-    return any(n is inner for n in walk(outer))

@@ -10,6 +10,7 @@ import libcst as cst
 
 from neuron_autoport.rewrite.names import bound_names, walk
 from neuron_autoport.rewrite.source import ForwardSource
+from neuron_autoport.rewrite.straight import returned_place
 from neuron_autoport.trace.ops import Op
 
 
@@ -55,13 +56,21 @@ def returned_by_helper(source: ForwardSource, outputs: list[Op]) -> bool:
     values = [e.value for e in returns[0].value.elements]
     if len(values) != len(outputs):
         return False
-    return all(_is(helper, value, op) for value, op in zip(values, outputs, strict=True))
+    inner = all(_handed_up(source, op) for op in outputs)
+    return inner and all(_is(helper, value, op) for value, op in zip(values, outputs, strict=True))
+
+
+def _handed_up(source: ForwardSource, op: Op) -> bool:
+    """Do the helpers that the helper calls return just the value?"""
+    places = ((s.line, s.column, s.end_line, s.end_column) for s in op.spans[2:])
+    made = (returned_place(s, source.owner, source.reads) for s in op.spans[2:])
+    return all(one == other for one, other in zip(places, made, strict=True))
 
 
 def _is(helper: ForwardSource, value: cst.BaseExpression, op: Op) -> bool:
-    """Is the returned expression the value of `op`?"""
+    """Is the returned expression the value of `op`, or the call that gives it?"""
     made = helper.expression_at(op.spans[1])
-    if made is None or len(op.spans) != 2:
+    if made is None:
         return False
     if made is value:
         return True

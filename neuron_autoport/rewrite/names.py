@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
@@ -12,11 +13,18 @@ from neuron_autoport.rewrite.source import Edits, ForwardSource
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     yield node
-    for child in node.children:
+    for child in _children(node):
         yield from walk(child)
 
 
-def bound_names(statement: cst.CSTNode) -> set[str]:
+@functools.lru_cache(maxsize=1 << 16)
+def _children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
+    """A node does not change, and libcst finds its children by visiting them."""
+    return tuple(node.children)
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def bound_names(statement: cst.CSTNode) -> frozenset[str]:
     """Names a statement binds: assignments of all kinds, loops, with, walrus, del.
 
     Writing into a value counts: `x[0] = y`, and calls of methods such as `x.mul_(y)`.
@@ -39,7 +47,7 @@ def bound_names(statement: cst.CSTNode) -> set[str]:
                 targets = [node.func.value]
         for target in targets:
             found |= {n.value for n in walk(target) if isinstance(n, cst.Name)}
-    return found
+    return frozenset(found)
 
 
 def read_names(node: cst.CSTNode, source: ForwardSource) -> set[str]:
@@ -105,7 +113,7 @@ def _reads_left(source: ForwardSource, gone: set[cst.CSTNode]) -> set[str]:
         if isinstance(node, cst.Name):
             found.update(read_names_of(node))
             return
-        for child in node.children:
+        for child in _children(node):
             visit(child)
 
     def read_names_of(node: cst.Name) -> set[str]:

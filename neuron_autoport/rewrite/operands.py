@@ -45,17 +45,23 @@ class OperandText:
         if user.attrs.get("implicit"):  # a cast that a product does, with no text of its own
             around = [u for u in user.users if u.spans == user.spans]
             return self.in_forward(around[0], user) if around else None
-        if len(user.spans) == 1:
-            return operand_of(expression, user, op)
-        helper = self.source.called(expression)
-        inner = helper.expression_at(user.spans[1]) if helper and len(user.spans) == 2 else None
-        if helper is None or inner is None:
-            return None
-        name = operand_of(inner, user, op)
-        return argument_of(expression, helper, name, inner)
+        calls = [(self.source, expression)]  # the innermost last
+        for span in user.spans[1:]:
+            source, call = calls[-1]
+            helper = source.called(call)
+            inner = helper.expression_at(span) if helper is not None else None
+            if helper is None or inner is None:
+                return None
+            calls.append((helper, inner))
+        found = operand_of(*calls[-1], user, op)
+        for (_, call), (helper, inner) in zip(calls[-2::-1], calls[:0:-1], strict=True):
+            found = argument_of(call, helper, found, inner)
+        return found
 
 
-def operand_of(expression: cst.BaseExpression, user: Op, op: Op) -> cst.BaseExpression | None:
+def operand_of(
+    source: ForwardSource, expression: cst.BaseExpression, user: Op, op: Op
+) -> cst.BaseExpression | None:
     """The part of `user`'s expression that is its operand `op`."""
     place = next((i for i, v in enumerate(user.inputs) if v is op), None)
     if place is None:
@@ -64,11 +70,12 @@ def operand_of(expression: cst.BaseExpression, user: Op, op: Op) -> cst.BaseExpr
         return (expression.left, expression.right)[place] if len(user.inputs) == 2 else None
     if not isinstance(expression, cst.Call):
         return expression.value if isinstance(expression, cst.Subscript) and place == 0 else None
-    if user.name == "module" or not isinstance(expression.func, cst.Attribute):
+    is_child = user.target is not None  # also one that is an activation
+    if is_child or not isinstance(expression.func, cst.Attribute):
         plain = [a.value for a in expression.args if a.keyword is None and not a.star]
         return plain[place] if place < len(plain) else None
     owner = expression.func.value
-    if isinstance(owner, cst.Name) and owner.value in ("torch", "F"):
+    if source.names_module(owner):
         named = [a.value for a in expression.args if a.keyword and a.keyword.value == "input"]
         if place == 0 and named:
             return named[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import ModuleType
 
 from neuron_autoport import kernels, nf
@@ -25,6 +26,7 @@ from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.canonical import canonical_graph
 from neuron_autoport.trace.module_trace import ModuleTrace
+from neuron_autoport.trace.moe import is_experts
 from neuron_autoport.trace.ops import Op, OpGraph
 from neuron_autoport.trace.spans import Span
 
@@ -54,6 +56,10 @@ class ClassPlan:
 
     def new_source(self) -> str | None:
         """The rewritten function, or None if nothing changes."""
+        return self._new_source
+
+    @cached_property
+    def _new_source(self) -> str | None:
         if not self.sites or self.source is None:
             return None
         return apply_edits(self.source, self.edits)
@@ -104,6 +110,8 @@ def plan_class(
             steps = f"{miss.done} of {miss.total}"
             refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
             sure += refusals[-1:] if miss.sure else []
+    if candidates and is_experts(trace):
+        candidates = []  # a host's mixture-of-experts layer takes them whole, or they stay whole
     if trace.end is not None:  # what comes after the end may read anything: no match is safe
         message = f"the forward was not traced to its end: {trace.end.message}"
         refusals += [
@@ -111,23 +119,32 @@ def plan_class(
             for c in candidates
         ]
         candidates = []
-    candidates.sort(key=lambda c: (-len(c.match.interior), c.rule.name))
+    # The larger first; before them those with linear maps, which others may quote in their inputs.
+    candidates.sort(key=lambda c: (not _has_linear(c), -len(c.match.interior), c.rule.name))
     refusing = [c for c in candidates if c.rule.refuse]
     candidates = [c for c in candidates if not c.rule.refuse]
     chosen = _choose(trace, graph, candidates, refusals) if candidates else _Chosen()
     claimed = {op for site in chosen.sites for op in site.match.interior}
     stated = _state(refusing, claimed, refusals)
     named = {site.rule.role for site in chosen.sites}
+    placed = {(site.rule.role, site.span) for site in chosen.sites}
     kept = tuple(
         r
         for r in refusals
-        if r.code != "AP210"
-        or not _covered(r, claimed, graph, rules, set() if r in sure else named)
+        if not (r.code == "AP301" and (_role(r, rules), r.span) in placed)
+        and (
+            r.code != "AP210"
+            or not _covered(r, claimed, graph, rules, set() if r in sure else named)
+        )
     )
     left = tuple(op for op in graph.ops if op not in claimed and op.name not in ("input", "param"))
     return ClassPlan(
         trace, graph, chosen.sites, chosen.edits, chosen.source, kept, left, tuple(barred), stated
     )
+
+
+def _has_linear(candidate: _Candidate) -> bool:
+    return "linear" in candidate.rule.kinds.values()
 
 
 def _state(
@@ -212,8 +229,21 @@ def _check_apart(source: ForwardSource, chosen: Edits, edits: Edits) -> None:
     for one in edits.replaced:
         for other in chosen.replaced:
             inner, outer = source.range(one), source.range(other)
+            if any(inside(outer, source.range(q)) for q in edits.quoted):
+                continue  # the new text quotes the expression as it was changed
             if inside(inner, outer) or inside(outer, inner):
                 raise Refused("AP202", "another rule replaces a part of this expression")
+    for replaced, unwrapped in (
+        (edits.replaced, chosen.unwrapped),
+        (chosen.replaced, edits.unwrapped),
+    ):
+        for whole, part in unwrapped.items():
+            for place in map(source.range, replaced):
+                crosses = inside(place, source.range(whole)) and not inside(
+                    place, source.range(part)
+                )
+                if crosses or inside(source.range(whole), place):
+                    raise Refused("AP202", "another rule replaces a part of this expression")
 
 
 def _check_forward(trace: ModuleTrace) -> None:
@@ -236,10 +266,14 @@ def _span_of(rule: Rule, match: Match) -> Span | None:
     return op.spans[0] if op.spans else None
 
 
+def _role(refusal: Refusal, rules: Iterable[Rule]) -> str:
+    return next(r.role for r in rules if r.name == refusal.rule)
+
+
 def _covered(
     refusal: Refusal, claimed: set[Op], graph: OpGraph, rules: Iterable[Rule], roles: set[str]
 ) -> bool:
     """Is a near miss of no interest: another rule of its role took the place, or its op is claimed?"""
-    role = next(r.role for r in rules if r.name == refusal.rule)
+    role = _role(refusal, rules)
     at = [op for op in graph.ops if op.spans and op.spans[0] == refusal.span]
     return role in roles or any(op in claimed for op in at)

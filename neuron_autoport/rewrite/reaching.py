@@ -18,9 +18,18 @@ from neuron_autoport.rewrite.straight import value_of
 # A parameter by its name; what one statement binds a name to; several such, of which one has run; an expression.
 Bound: TypeAlias = "str | tuple[cst.CSTNode, str]"
 Meaning: TypeAlias = "Bound | frozenset[Bound] | cst.CSTNode"
-_BINDERS = (
-    cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.Del, cst.AsName, cst.Call,
-)  # fmt: skip
+_BINDERS = frozenset(
+    (
+        cst.Assign,
+        cst.AnnAssign,
+        cst.AugAssign,
+        cst.NamedExpr,
+        cst.For,
+        cst.Del,
+        cst.AsName,
+        cst.Call,
+    )
+)
 
 
 def meaning(source: ForwardSource, expression: cst.BaseExpression) -> Meaning:
@@ -55,7 +64,7 @@ def _parameters(source: ForwardSource) -> dict[str, cst.Param]:
 
 def _binders(source: ForwardSource, name: str) -> list[cst.CSTNode]:
     """What binds the name or writes to its value, in the order of the text."""
-    found = [n for n in source.nodes() if isinstance(n, _BINDERS) and name in bound_names(n)]
+    found = [n for n in source.nodes() if type(n) in _BINDERS and name in bound_names(n)]
     return sorted(found, key=lambda n: source.range(n)[:2])
 
 

@@ -29,6 +29,7 @@ CODES = {
     "AP402": "the target has no function for this: it stays in torch",
     "AP410": "vLLM's attention layer cannot compute this attention",
     "AP411": "tokens meet where vLLM has no cache",
+    "AP412": "vLLM has no class for this model, or not its head",
     "AP501": "the sizes cannot be split over the ranks",
     "AP701": "the rewrite did not compute what the original computes",
     "AP702": "the rewrite could not be proved",

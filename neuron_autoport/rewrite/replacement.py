@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Callable
 from typing import Any
 
-from neuron_autoport import kernels, nf
 from neuron_autoport.fused import FusedWeight
 from neuron_autoport.rewrite.names import parameter_text
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
+from neuron_autoport.rules.passed import NotPlain, given, passed
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op
 
@@ -57,6 +55,9 @@ class _Fill(ast.NodeTransformer):
         self.rule, self.match, self.weights, self.sources = rule, match, weights, sources
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
+        ref = self.match.values.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if isinstance(ref, RoleRef):
+            return _role_argument(ref, node.attr)
         if isinstance(node.value, ast.Name):
             absent = node.value.id in self.match.values and self.match.values[node.value.id] is None
             if absent:  # an optional part that is not there
@@ -101,34 +102,28 @@ def role_arguments(ref: RoleRef) -> list[ast.keyword]:
     Raises:
         Refused: its replacement is more than one call of plain captures.
     """
-    call = ref.rule.replace.value
-    function = _function(call) if isinstance(call, ast.Call) else None
-    if not isinstance(call, ast.Call) or function is None:
-        raise Refused("AP207", f"`{ref.rule.name}` is not one call")
-    named = {k.arg: k.value for k in call.keywords if k.arg is not None}
-    bound = inspect.signature(function).bind(*call.args, **named).arguments
-    found = []
-    for name, given in bound.items():
-        value = ref.match.values.get(given.id) if isinstance(given, ast.Name) else None
-        if isinstance(value, Op) and value.name == "param":
-            text = parameter_text(f"{ref.path}.{value.target}")
-            found.append(ast.keyword(name, ast.parse(text, mode="eval").body))
-        elif isinstance(value, int | float) or isinstance(given, ast.Constant):
-            constant = given if isinstance(given, ast.Constant) else ast.Constant(value)
-            found.append(ast.keyword(name, constant))
-        elif not isinstance(value, Op):
-            raise Refused("AP207", f"`{name}` of `{ref.rule.name}` has no text here")
-    return found
+    try:
+        found = given(ref)
+    except NotPlain as no:
+        raise Refused("AP207", str(no)) from None
+    return [ast.keyword(name, _text_of(ref, value)) for name, value in found.items()]
 
 
-def _function(call: ast.Call) -> Callable[..., Any] | None:
-    """The function of NF or NK that a replacement calls."""
-    target = call.func
-    if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
-        return None
-    space = {"NF": nf, "NK": kernels}.get(target.value.id)
-    found = getattr(space, target.attr, None)
-    return found if callable(found) else None
+def _role_argument(ref: RoleRef, name: str) -> ast.expr:
+    """One of them, or the function's default for it."""
+    try:
+        found = passed(ref)
+    except NotPlain as no:
+        raise Refused("AP207", str(no)) from None
+    if name not in found:
+        raise Refused("AP207", f"`{ref.rule.name}` passes no `{name}`")
+    return _text_of(ref, found[name])
+
+
+def _text_of(ref: RoleRef, value: Any) -> ast.expr:
+    if isinstance(value, Op):
+        return ast.parse(parameter_text(f"{ref.path}.{value.target}"), mode="eval").body
+    return ast.Constant(value)
 
 
 def _is_none(node: ast.expr) -> bool:

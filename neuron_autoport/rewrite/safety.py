@@ -80,14 +80,22 @@ def check_helpers(
 
 
 def check_binding(
-    source: ForwardSource, name: str, begin: cst.CSTNode | None, end: cst.CSTNode, edits: Edits
+    source: ForwardSource,
+    name: str,
+    begin: cst.CSTNode | None,
+    end: cst.CSTNode,
+    edits: Edits,
+    *,
+    bound: bool = False,
 ) -> None:
     """Refuse (AP209) if code that stays binds `name`, or writes to it, between two statements.
 
     Args:
         begin: where the name was read; None for the start of the function. end: where it is read now.
+        bound: is `begin` what binds it? Then it is read from there on.
     """
-    low = source.range(begin)[:2] if begin is not None else (0, 0)
+    place = source.range(begin) if begin is not None else (0, 0, 0, 0)
+    low = place[2:] if bound else place[:2]
     low, high = sorted((low, source.range(end)[:2]))
     for node in source.nodes():
         if not isinstance(node, _BINDERS) or not low <= source.range(node)[:2] < high:

@@ -31,6 +31,8 @@ class Edits:
     """What to change in one function; nodes are those of one `ForwardSource`.
 
     settled: conditions that have one value for every module the trace holds for; only that branch stays.
+    unwrapped: expressions of which only a part stays in their place, and that part.
+    quoted: expressions that stand in the new text as they are, with what was changed in them before.
     """
 
     replaced: dict[cst.CSTNode, str] = field(default_factory=dict)
@@ -38,6 +40,8 @@ class Edits:
     removed: set[cst.CSTNode] = field(default_factory=set)
     comments: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
     settled: dict[cst.If | cst.IfExp, bool] = field(default_factory=dict)
+    unwrapped: dict[cst.CSTNode, cst.BaseExpression] = field(default_factory=dict)
+    quoted: set[cst.CSTNode] = field(default_factory=set)
 
     def merged(self, other: Edits) -> Edits:
         """Both together; they touch different expressions."""
@@ -48,6 +52,8 @@ class Edits:
             self.removed | other.removed,
             joined(self.comments, other.comments),
             {**self.settled, **other.settled},
+            {**self.unwrapped, **other.unwrapped},
+            self.quoted | other.quoted,
         )
 
 
@@ -140,6 +146,16 @@ class ForwardSource:
         if not inspect.isfunction(found) or hasattr(found, "__wrapped__"):
             return None
         return _source_of(found, owner)
+
+    def names_module(self, node: cst.BaseExpression) -> bool:
+        """Is the expression the dotted name of a Python module, as `F` or `torch.nn.functional` is?"""
+        if not isinstance(node, cst.Name | cst.Attribute):
+            return False
+        root, *path = self.code(node).split(".")
+        found = getattr(self.callable, "__globals__", {}).get(root)
+        for name in path:
+            found = getattr(found, name, None)
+        return inspect.ismodule(found)
 
     def statement_of(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """The statement line, or head of a compound statement, that holds `node`."""

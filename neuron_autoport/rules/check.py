@@ -17,7 +17,7 @@ METHODS = frozenset(
     {"split", "chunk", "flatten", "unflatten", "view", "reshape", "transpose", "permute", "squeeze",
      "unsqueeze", "contiguous", "to", "type_as", "float"}
 )  # fmt: skip
-TENSOR = frozenset({"shape", "ndim", "dtype", "device"})
+TENSOR = frozenset({"shape", "ndim", "dtype", "device", "real", "imag"})
 WEIGHT = frozenset({"weight", "bias", "sizes"})
 # What conditions may ask: of a captured linear module, and of a captured value.
 LINEAR_FACTS = frozenset({"in_features", "out_features", "layout", "weight", "bias"})
@@ -76,7 +76,11 @@ class _Code:
         if node.id in self.weights:
             yield f"`{node.id}` is a module: say `{node.id}.weight` or `{node.id}.bias`", node
         elif node.id in self.roles:
-            yield f"`{node.id}` is a module: say `**{node.id}` for what its rule passes", node
+            yield (
+                f"`{node.id}` is a module: say `**{node.id}` for what its rule passes, or "
+                f"`{node.id}.name` for one of it",
+                node,
+            )
         elif node.id in ("NF", "NK"):
             yield f"`{node.id}` stands alone: say `{node.id}.name`", node
         elif node.id not in self.names:
@@ -86,7 +90,7 @@ class _Code:
     def attribute(self, node: ast.Attribute) -> Iterator[Fault]:
         base = node.value
         if isinstance(base, ast.Name) and base.id in ("NF", "NK"):
-            if _member(base.id, node.attr) is None:
+            if member(base.id, node.attr) is None:
                 yield f"{base.id} has no `{node.attr}`{near(node.attr, _space(base.id))}", node
         elif (kind := _enum(base)) is not None:
             if node.attr not in kind.__members__:
@@ -94,6 +98,8 @@ class _Code:
                     f"{ast.unparse(base)} has no `{node.attr}`{near(node.attr, kind.__members__)}",
                     node,
                 )
+        elif isinstance(base, ast.Name) and base.id in self.roles:
+            pass  # what its rule passes under this name; the library knows whether it does
         elif isinstance(base, ast.Name) and base.id in self.weights:
             if node.attr not in WEIGHT:
                 yield f"a weight has no `{node.attr}`{near(node.attr, WEIGHT)}", node
@@ -130,7 +136,7 @@ class _Code:
 
     def signature(self, node: ast.Call, space: str, name: str) -> Iterator[Fault]:
         """The function must exist and take these arguments."""
-        function = _member(space, name)
+        function = member(space, name)
         if not inspect.isfunction(inspect.unwrap(function)) if function else True:
             yield f"{space} has no function `{name}`{near(name, _space(space))}", node
             return
@@ -150,7 +156,8 @@ def _space(name: str) -> list[str]:
     return list(nf.__all__) if name == "NF" else kernels.names()
 
 
-def _member(space: str, name: str) -> Callable[..., Any] | None:
+def member(space: str, name: str) -> Callable[..., Any] | None:
+    """The function or enumeration of NF or NK with this name."""
     from neuron_autoport import kernels, nf
 
     found = getattr({"NF": nf, "NK": kernels}[space], name, None) if name in _space(space) else None
@@ -159,7 +166,7 @@ def _member(space: str, name: str) -> Callable[..., Any] | None:
 
 def _enum(node: ast.AST) -> type[Enum] | None:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        found = _member(node.value.id, node.attr) if node.value.id in ("NF", "NK") else None
+        found = member(node.value.id, node.attr) if node.value.id in ("NF", "NK") else None
         if isinstance(found, type) and issubclass(found, Enum):
             return found
     return None

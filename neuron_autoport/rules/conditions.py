@@ -10,6 +10,7 @@ from typing import Any
 
 from neuron_autoport.rules.expressions import ExpressionError, evaluate
 from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
+from neuron_autoport.rules.passed import NotPlain, passed
 from neuron_autoport.trace.facts import linear_of
 from neuron_autoport.trace.ops import Op
 
@@ -42,8 +43,17 @@ def _fact(value: Any) -> Any:
     if isinstance(value, Op):
         return TensorFacts(value.shape, len(value.shape), str(value.dtype), _linears(value))
     if isinstance(value, RoleRef):
-        return SimpleNamespace(**facts_of(value.match))
+        return SimpleNamespace(**facts_of(value.match), **_passed_facts(value))
     return value.facts if isinstance(value, ModuleRef) else value
+
+
+def _passed_facts(ref: RoleRef) -> dict[str, Any]:
+    """What its rule passes to its function, by parameter name; a name that it captures is left out."""
+    try:
+        values = passed(ref)
+    except NotPlain:
+        return {}
+    return {n: _fact(v) for n, v in values.items() if n not in ref.match.values}
 
 
 def _linears(value: Op) -> int:

@@ -1,7 +1,8 @@
 """Pattern operations that are a view or a slice of a certain kind: what their operands are.
 
 `unsqueeze(x, d)` is x with a dimension of one put in at place d; `first(x, n)` and `rest(x, n)` are the
-first n elements of the last dimension and those after them; `cat(a, b)` joins along the last dimension.
+first n elements of the last dimension and those after them; `even(x)` and `odd(x)` every second of them;
+`cat(a, b)` joins along the last dimension; `heads_first(x)` is [B, T, N, D] as [B, N, T, D].
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neuron_autoport.trace.ops import Op
+from neuron_autoport.trace.rotations import EVEN, ODD
 
 Operands = tuple[Any, ...]
 
@@ -38,9 +40,25 @@ def _cat(op: Op) -> Operands | None:
     return op.inputs if op.name == "cat" and op.attrs["dim"] == -1 else None
 
 
+def _every_second(key: str) -> Callable[[Op], Operands | None]:
+    def operands(op: Op) -> Operands | None:
+        taken = op.name == "getitem" and op.attrs["key"] == key
+        return op.inputs[:1] if taken else None
+
+    return operands
+
+
+def _heads_first(op: Op) -> Operands | None:
+    turned = op.name == "permute" and tuple(op.attrs["order"]) == (-4, -2, -3, -1)
+    return op.inputs if turned else None
+
+
 DERIVED: dict[str, Callable[[Op], Operands | None]] = {
     "unsqueeze": _unsqueeze,
     "first": _first,
     "rest": _rest,
     "cat": _cat,
+    "even": _every_second(EVEN),
+    "odd": _every_second(ODD),
+    "heads_first": _heads_first,
 }

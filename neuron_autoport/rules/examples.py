@@ -25,7 +25,8 @@ from neuron_autoport.prove.modules import ModuleProof, prove_module
 from neuron_autoport.rewrite.emit import generate
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.rewrite.reasons import STATED
-from neuron_autoport.rules.library import is_builtin, load_rules
+from neuron_autoport.rules.builtin import is_builtin
+from neuron_autoport.rules.library import load_rules
 from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Example, Rule

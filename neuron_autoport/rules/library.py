@@ -8,17 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from neuron_autoport.errors import RuleError
+from neuron_autoport.rules.builtin import builtin_folder, is_builtin
 from neuron_autoport.rules.check_roles import check_roles
 from neuron_autoport.rules.plain import load_plain_rule
 from neuron_autoport.rules.python_rule import is_python_rule, load_python_rule, trusted
 from neuron_autoport.rules.rule import Rule
-
-
-def builtin_folder() -> Path:
-    """`patterns/` inside the installed package, or beside it in a source checkout."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "patterns"
-    return inside if inside.is_dir() else package.parent / "patterns"
 
 
 def folder_rules(folder: Path, where: str | None = None) -> tuple[Rule, ...]:
@@ -108,11 +102,6 @@ def rules_at(path: Path) -> tuple[Rule, ...]:
         what = f"no rule files (*.yaml) in {path}" if path.is_dir() else f"{path} does not exist"
         raise RuleError(what, str(path), "autoport rules list shows the files of all rules")
     return found
-
-
-def is_builtin(rule: Rule) -> bool:
-    """Does the rule come with this package?"""
-    return rule.path.resolve().is_relative_to(builtin_folder().resolve())
 
 
 def rules_digest(rules: Iterable[Rule]) -> str:

@@ -12,7 +12,7 @@ from itertools import permutations
 
 from neuron_autoport.rules.cuts import cut_of
 from neuron_autoport.rules.match import Found, Match, NearMiss
-from neuron_autoport.rules.pattern import Statement, count_steps, looks_at_casts
+from neuron_autoport.rules.pattern import Statement
 from neuron_autoport.rules.roles import NO_ROLES, Roles
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.rules.values import Values
@@ -44,10 +44,8 @@ class _Search:
     def __init__(self, rule: Rule, graph: OpGraph, roles: Roles) -> None:
         self.rule, self.graph = rule, graph
         self.statements = [*rule.match, *rule.given]
-        typed = "float32" in rule.kinds.values()
-        casts = typed or any(looks_at_casts(s.pattern) for s in rule.match)
-        self.values = Values(rule, roles, casts)
-        self.total = sum(count_steps(s.pattern) for s in self.statements)
+        self.values = Values(rule, roles, rule.sees_casts)
+        self.total = rule.steps
 
     def run(self) -> Iterator[Match]:
         yield from self.solve(0, Match({}))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +23,8 @@ REDUCTIONS = frozenset({"mean", "sum"})
 # Operations with a fixed number of operands that are neither operators nor unary.
 ARITY = {
     "attention": 3, "matmul": 2, "layer_norm": 4, "rms_norm": 3, "fp32": 1,
-         "unsqueeze": 2, "first": 2, "rest": 2, "cat": 2,
+         "unsqueeze": 2, "first": 2, "rest": 2, "cat": 2, "even": 1, "odd": 1, "heads_first": 1,
+    "pairs_as_complex": 1, "complex_as_pairs": 1, "clamp": 3,
 }  # fmt: skip
 OPERATIONS = UNARY | REDUCTIONS | set(ARITY) | {"like", "after", "past", "split", "cut"}
 COMMUTATIVE = frozenset({"add", "mul"})
@@ -95,8 +97,13 @@ class Either:
 
     def absent(self, option: Pattern) -> tuple[str, ...]:
         """Names that are None if this is the one."""
-        every = set[str]().union(*(names_in(p) for p in self.options))
-        return tuple(sorted(every - names_in(option)))
+        return self._absent[id(option)]
+
+    @functools.cached_property
+    def _absent(self) -> dict[int, tuple[str, ...]]:
+        names = {id(p): names_in(p) for p in self.options}
+        every = set[str]().union(*names.values())
+        return {option: tuple(sorted(every - own)) for option, own in names.items()}
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ class Maybe:
     whole: Pattern
     rest: Pattern
 
-    @property
+    @functools.cached_property
     def absent(self) -> tuple[str, ...]:
         """Names that are None when the part is not there."""
         return tuple(sorted(names_in(self.whole) - names_in(self.rest)))

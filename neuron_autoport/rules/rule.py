@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuron_autoport.rules.pattern import Statement
+from neuron_autoport.rules.pattern import Statement, count_steps, looks_at_casts
 
 if TYPE_CHECKING:
     from neuron_autoport.rules.match import Match
@@ -82,6 +82,17 @@ class Rule:
     def roles(self) -> dict[str, str]:
         """Captured modules that must have a role, and which: what no other kind is."""
         return {name: kind for name, kind in self.kinds.items() if kind not in KINDS}
+
+    @cached_property
+    def steps(self) -> int:
+        """How many operations the rule asks for."""
+        return sum(count_steps(s.pattern) for s in (*self.match, *self.given))
+
+    @cached_property
+    def sees_casts(self) -> bool:
+        """Do casts count in its match? Else they are transparent."""
+        typed = "float32" in self.kinds.values()
+        return typed or any(looks_at_casts(s.pattern) for s in self.match)
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:

@@ -83,11 +83,12 @@ class Values:
             isinstance(pattern, OpPattern) and pattern.name == "fp32"
         )
         any_view = isinstance(pattern, OpPattern) and pattern.name == "attention"
-        if isinstance(pattern, OpPattern) and pattern.name == "unsqueeze":
-            return op, ()
+        wants_view = isinstance(pattern, OpPattern) and pattern.name == "unsqueeze"
         while (op.name == "view" and (any_view or keeps_last(op))) or (
             op.name == "cast" and not self.casts and not wants_cast and between_floats(op)
         ):
+            if wants_view and not op.attrs.get("same"):
+                break
             skipped.append(op)
             op = op.inputs[0]
         return op, tuple(skipped)

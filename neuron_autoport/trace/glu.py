@@ -7,9 +7,8 @@ from typing import Any
 
 from neuron_autoport.trace.canonical import ACTIVATIONS
 from neuron_autoport.trace.ops import Op, is_float
+from neuron_autoport.trace.rotations import EVEN, ODD
 from neuron_autoport.trace.routing import uncast, unknown
-
-_EVEN, _ODD = "(Ellipsis, slice(None, None, 2))", "(Ellipsis, slice(1, None, 2))"
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,8 @@ def _part(op: Any) -> tuple[str, Op] | None:
     found = uncast(op) if isinstance(op, Op) else None
     if found is None:
         return None
-    if found.name == "getitem" and found.attrs["key"] in (_EVEN, _ODD):
-        return ("even" if found.attrs["key"] == _EVEN else "odd"), uncast(found.inputs[0])
+    if found.name == "getitem" and found.attrs["key"] in (EVEN, ODD):
+        return ("even" if found.attrs["key"] == EVEN else "odd"), uncast(found.inputs[0])
     if found.name == "slice" and found.attrs["dim"] == -1:
         whole = found.inputs[0].shape[-1]
         if (found.attrs["start"], found.attrs["end"]) == (0, whole // 2):

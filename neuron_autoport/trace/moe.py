@@ -83,12 +83,16 @@ def _text(part: Any, name: str) -> str:
 
 def experts_of(trace: ModuleTrace) -> ChildCall | None:
     """The call of experts a module makes, or None; None too if it makes several."""
-    found = [c for c in trace.children if "." not in c.path and _is_experts(c.trace)]
+    found = [c for c in trace.children if "." not in c.path and is_experts(c.trace)]
     return found[0] if len(found) == 1 else None
 
 
-def _is_experts(trace: ModuleTrace) -> bool:
-    return _arguments(trace) is not None or (trace.end is None and _is_dense(trace))
+def is_experts(trace: ModuleTrace) -> bool:
+    """Are these the experts of a block: told who chose them, or all of them on every token?"""
+    if _arguments(trace) is not None:
+        return True
+    weights = any(n.op == "get_attr" and n.meta["val"].ndim == 3 for n in trace.graph.nodes)
+    return weights and trace.end is None and _is_dense(trace)
 
 
 def _arguments(trace: ModuleTrace) -> tuple[str, str, str] | None:

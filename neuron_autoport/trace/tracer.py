@@ -75,8 +75,15 @@ class Session(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if name in _YES_OR_NO | _NUMBERS and args[0].device.type == "meta":
             return self.answer(name, func, args, kwargs)
-        versions = versions_of(args, kwargs)
         run = self.values.run if self.values is not None else _call
+        if (
+            name == "__get__"
+        ):  # most often a shape or dtype, which is no operation; nothing is written
+            result = run(func, args, kwargs)
+            if _has_tensor(result):
+                self.stack[-1].record("call_function", func, args, kwargs, result, [])
+            return result
+        versions = versions_of(args, kwargs)
         result = run(func, args, kwargs)
         written = changed_since(versions)
         if name == "__set__":  # `x.data = y`: another storage, the version stays
@@ -137,10 +144,11 @@ class Session(TorchFunctionMode):
 
     def trace(self, module: nn.Module, args: Any, kwargs: Any, call: Any) -> ModuleTrace:
         """The trace of `module` for these inputs, made now or found again."""
-        key = (type(module), input_signature(args, kwargs))
-        for known in self.cache.setdefault(key, []):
-            if known.holds_for(module):
-                return known
+        with torch._C.DisableTorchFunction():  # looking at tensors is no part of the trace
+            key = (type(module), input_signature(args, kwargs))
+            for known in self.cache.setdefault(key, []):
+                if known.holds_for(module):
+                    return known
         made = self._record(module, args, kwargs, call)
         self.cache[key].append(made)
         return made

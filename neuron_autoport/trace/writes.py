@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
 
 def tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
     """All tensors among the arguments, nested ones too, in a fixed order."""
-    return [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif not isinstance(value, _PLAIN):
+            found += [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+    return found
 
 
 def versions_of(args: Any, kwargs: Any) -> list[tuple[torch.Tensor, int]]:

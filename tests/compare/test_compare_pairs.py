@@ -81,7 +81,7 @@ HAVE = {
         "head.tied": "yes",
     },
     "gptj": {
-        "position.rotation": "another form",  # rows of a table of sines, chosen by position
+        "position.rotation": "neighbouring pairs",  # rows of a table of sines, chosen by position
         "attention.scale": "not known",  # attention is written out, not a call of the interface
         "attention.window": "not known",
         "head.bias": "yes",

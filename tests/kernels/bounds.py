@@ -144,6 +144,9 @@ def rope(x: Exact, cos: Tensor, sin: Tensor, style: str, dtype: torch.dtype, fp3
     value, off = x
     width = cos.shape[-1]
     part, part_off = value[..., :width], off[..., :width]
+    if style == "deinterleave":
+        part, part_off = (torch.cat((t[..., ::2], t[..., 1::2]), -1) for t in (part, part_off))
+        style = "half"
     c, s = cos.double(), sin.double()
     exact = part * c + rotate(part, style) * s
     terms = (part * c).abs() + (rotate(part, style) * s).abs()

@@ -101,7 +101,7 @@ def test_broken(name: str, arguments: dict[str, Any], sentences: list[str]) -> N
 
 def test_a_limit_is_text_too() -> None:
     texts = {str(limit) for limit in KERNELS["rope"].limits}
-    assert {"x.shape[-1] <= 4096", "style in (half, interleaved)"} <= texts
+    assert {"x.shape[-1] <= 4096", "style in (half, interleaved, deinterleave)"} <= texts
     assert "cos.dtype == x.dtype unless in_fp32" in texts
     even = Limit("x.shape[0]", "two rows go together", multiple_of=2)
     assert str(even) == "x.shape[0] % 2 == 0"

@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers.models.cohere import modeling_cohere as cohere
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+from transformers.models.ernie4_5 import modeling_ernie4_5 as ernie
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm import modeling_glm as glm
 from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.nanochat import modeling_nanochat as nanochat
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from neuron_autoport import kernels as NK
@@ -59,6 +63,54 @@ def test_half_width_tables(dtype: torch.dtype) -> None:
     want = gpt_oss.apply_rotary_pos_emb(q, k, cos, sin)
     assert torch.equal(NK.rope(q, cos, sin, rotary_dim=16), want[0])
     assert torch.equal(NK.rope(k, cos, sin, rotary_dim=16), want[1])
+
+
+@by_dtype
+def test_deinterleaved(dtype: torch.dtype) -> None:
+    """DeepSeek turns neighbours and puts them into halves; the first half of its tables is read."""
+    q, k = heads(dtype)
+    cos, sin = tables(2, 7, 16, dtype=dtype)
+    want = deepseek.apply_rotary_pos_emb_interleave(q, k, cos, sin)
+    got = [NK.rope(x, cos[..., :8], sin[..., :8], "deinterleave", 16) for x in (q, k)]
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    full = [twice(t[..., :8], "half") for t in (cos, sin)]
+    assert torch.equal(NK.rope(q, *full, "deinterleave"), want[0])
+    assert not torch.equal(NK.rope(q, *full), want[0])
+
+
+@by_dtype
+def test_backward(dtype: torch.dtype) -> None:
+    q, k = heads(dtype)
+    cos, sin = tables(2, 7, 16, dtype=dtype)
+    want = nanochat.apply_rotary_pos_emb(q, k, cos, sin)
+    got = [NK.rope(x, cos, -sin) for x in (q, k)]
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@by_dtype
+@pytest.mark.parametrize("shift", [0, 1])
+def test_complex_products(dtype: torch.dtype, shift: int) -> None:
+    """Llama 4's, which may round a sum of two products once less; of heads that begin at an odd place, too."""
+    angles = rows(2, 7, 8, kind="normal", dtype=torch.float32)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    wide = rows(2, 7, 4, 17, dtype=dtype)
+    x = wide[..., shift : shift + 16]
+    want, _ = llama4.apply_rotary_emb(x.clone(), x.clone(), turns)
+    options = {"rotary_dim": 16, "unsqueeze_dim": 2, "in_fp32": True}
+    got = NK.rope(x, turns.real, turns.imag, "interleaved", **options)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, want, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=1e-6)
+
+
+@by_dtype
+def test_interleaved_from_half_width_in_float32(dtype: torch.dtype) -> None:
+    q, k = heads(dtype)
+    cos, sin = tables(2, 7, 16, dtype=dtype)
+    want = ernie.apply_rotary_pos_emb(q, k, cos, sin)
+    half = cos[..., :8], sin[..., :8]
+    got = [NK.rope(x, *half, "interleaved", 16, in_fp32=True) for x in (q, k)]
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=1e-6)
 
 
 @by_dtype

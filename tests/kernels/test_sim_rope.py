@@ -17,6 +17,7 @@ from tests.kernels.conftest import OnDevice
 from tests.kernels.data import DTYPES, generator, rows, tables, weight
 
 EPS = 1e-5
+STYLES = ("half", "interleaved", "deinterleave")
 # shape of x, of cos, unsqueeze_dim, rotary width (None: that of cos)
 LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, int | None]] = {
     "heads first": ((2, 3, 130, 16), (2, 130, 16), 1, None),
@@ -58,11 +59,15 @@ def exact_rope(x: bounds.Exact, cos: Tensor, sin: Tensor, style: str, **rest: An
 def test_rope(on_device: OnDevice, layout: str, dtype: torch.dtype, lnc: int) -> None:
     x, cos, sin, options = case(layout, dtype)
     zero = torch.zeros(x.shape, dtype=torch.float64)
-    for style in ("half", "interleaved"):
+    for style in STYLES:
         for fp32 in (False, True) if lnc == 1 else (False,):
             got = on_device("rope", x, cos, sin, style, lnc=lnc, in_fp32=fp32, **options)
             assert got.dtype == dtype
-            assert torch.equal(got, NK.rope(x, cos, sin, style, in_fp32=fp32, **options))
+            want = NK.rope(x, cos, sin, style, in_fp32=fp32, **options)
+            if fp32 and style == "interleaved" and "half-width" in layout:
+                torch.testing.assert_close(got, want)  # complex products on the CPU
+            else:
+                assert torch.equal(got, want)
             exact = exact_rope(
                 (x.double(), zero), cos, sin, style, dtype=dtype, in_fp32=fp32, **options
             )
@@ -98,7 +103,7 @@ def test_qk_norm_rope(on_device: OnDevice, layout: str, dtype: torch.dtype, lnc:
     heads = 2 if options["unsqueeze_dim"] == 2 else 1
     k = rows(*q.shape, kind="near_zero", dtype=dtype).narrow(heads, 0, 1).contiguous()
     for norm in NORMS if lnc == 1 else NORMS[:1]:
-        for style in ("half", "interleaved"):
+        for style in STYLES:
             weights = weight(q.shape[-1], dtype, "q"), weight(q.shape[-1], dtype, "k")
             got = on_device(
                 "qk_norm_rope",

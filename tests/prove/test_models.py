@@ -32,7 +32,9 @@ USUAL = {
 EXPECTED: dict[str, dict[str, int]] = {
     "llama": USUAL,
     "qwen2": USUAL,
-    "qwen3": {**USUAL, "rms_norm": 9},  # with norms on the heads of q and k
+    # With norms on the heads of q and k, which are done with the rotation.
+    "qwen3": {k: n for k, n in USUAL.items() if k != "rope_pair"}
+    | {"rms_norm": 9, "qk_norm_rope": 2},
     "mistral": USUAL,
     "gemma3_text": {
         "qkv_proj": 2,
@@ -40,7 +42,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "gated_mlp": 2,
         "rms_norm_zero_centered": 13,
         "add_rms_norm": 2,
-        "rope_pair": 2,
+        "qk_norm_rope_heads_first": 2,
     },
     "granite": USUAL,
     "phi3": {
@@ -65,7 +67,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "o_proj": 2,
         "gated_mlp": 2,
         "rms_norm_fp32_weight": 9,
-        "rope_fp32_tables_pair": 2,
+        "rope_fp32_pair": 2,
     },
 }
 

@@ -59,9 +59,9 @@ ATTENTIONS: list[Entry] = [
     ("in one call", """
         a, _ = attend(self, h(self.q_proj(x)), h(self.k_proj(x)), h(self.v_proj(x)))
     """ + END, "", BOTH, set()),
-    ("in one expression, so only one of them", """
+    ("in one expression", """
         return self.o_proj(attend(self, h(self.q_proj(x)), h(self.k_proj(x)), h(self.v_proj(x)))[0]
-            .reshape(b, s, -1))""", "", ONLY_QKV, {"AP202"}),
+            .reshape(b, s, -1))""", "", BOTH, set()),
     ("input of o over lines", ATTEND + """
         return self.o_proj(
             a.reshape(b, s, -1)  # heads side by side

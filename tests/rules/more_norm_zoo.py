@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 Entry = tuple[str, str, str, str, tuple[str, ...]]
+# A norm that other modules of the tests hold.
+RMS = """
+class RMS(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(W))
+
+    def forward(self, x):
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * h.to(x.dtype)
+"""
 NORM_TEMPLATES = {
     "norms": """
 class Norm(nn.Module):
@@ -16,17 +28,8 @@ class Norm(nn.Module):
     def forward(self, x):
 {body}
 """,
-    "add_norm": """
-class RMS(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(W))
-
-    def forward(self, x):
-        h = x.float()
-        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return self.weight * h.to(x.dtype)
-
+    "add_norm": RMS
+    + """
 
 class Layer(nn.Module):
     def __init__(self):
@@ -129,10 +132,10 @@ ADD_NORMS: list[Entry] = [
         h = self.norm(s)
         t = s + self.mlp(h)
         return self.norm2(t), t""", "", (*A, *A)),
-    ("add_norm", "two, one inside the other's expression, so only one", """
+    ("add_norm", "two, one inside the other's expression", """
         s = x + self.mix(x)
         t = s + self.mlp(self.norm(s))
-        return self.norm2(t), t""", "", A),
+        return self.norm2(t), t""", "", (*A, *A)),
     ("add_norm", "difference", """
         s = x - self.mix(x)
         return s + self.mlp(self.norm(s))""", "", ()),

@@ -14,21 +14,43 @@ from tests.rules.more_norm_zoo import (
     TORCH_NORMS,
     Entry,
 )
+from tests.rules.rope_zoo import NORMED_ROPES, ROPE_TEMPLATES, ROPES
 
+ROPE_RULES = (
+    "rope", "rope_pair", "rope_partial_pair", "rope_interleaved_fp32_pair", "rope_fp32_pair",
+    "rope_backward_pair", "rope_by_halves_pair", "rope_complex_pair", "rope_deinterleave_pair",
+    "rope_interleaved", "rope_interleaved_pair", "rope_interleaved_tables_pair",
+    "rope_interleaved_fp32_repeated_pair", "rope_trailing",
+)  # fmt: skip
 FAMILIES = {
     "layer_norm": ("layer_norm", "layer_norm_fp32"),
     "torch_norm": ("rms_norm_torch",),
     "add_norm": ("add_rms_norm", "rms_norm"),
     "ungated": ("ungated_mlp",),
-    "rope": (
-        "rope", "rope_pair", "rope_partial_pair", "rope_interleaved_fp32_pair",
-        "rope_fp32_tables_pair",
+    "rope": ROPE_RULES,
+    "normed": (
+        *ROPE_RULES, "qk_norm_rope", "qk_norm_rope_heads_first", "rms_norm", "rms_norm_torch",
+        "rms_norm_zero_centered",
     ),
+    "gate": ("act_and_mul", "act_and_mul_clamped", "act_and_mul_fp32", "clamped_swiglu", "gated_mlp"),
     "stacked": ("stacked_pair", "stacked_triple"),
 }  # fmt: skip
 
-TEMPLATES = NORM_TEMPLATES | {
-    "ungated": """
+TEMPLATES = (
+    NORM_TEMPLATES
+    | ROPE_TEMPLATES
+    | {
+        "gate": """
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(W, I), nn.Linear(W, I), nn.Linear(I, W)
+{init}
+
+    def forward(self, x):
+{body}
+""",
+        "ungated": """
 class MLP(nn.Module):
     def __init__(self):
         super().__init__()
@@ -39,23 +61,7 @@ class MLP(nn.Module):
     def forward(self, x):
 {body}
 """,
-    "rope": """
-def half(v):
-    a, b = v[..., : v.shape[-1] // 2], v[..., v.shape[-1] // 2 :]
-    return torch.cat((-b, a), dim=-1)
-
-
-class Rope(nn.Module):
-    INPUTS = [(2, 4, 7, 8), (2, 2, 7, 8), (1, 7, 8), (1, 7, 8)]
-
-    def __init__(self):
-        super().__init__()
-{init}
-
-    def forward(self, q, k, cos, sin):
-{body}
-""",
-    "stacked": """
+        "stacked": """
 class Maps(nn.Module):
     def __init__(self):
         super().__init__()
@@ -65,7 +71,8 @@ class Maps(nn.Module):
     def forward(self, x):
 {body}
 """,
-}
+    }
+)
 U = ("ungated_mlp",)
 UNGATED: list[Entry] = [
     ("ungated", "plain", "return self.down(self.act(self.up(x)))", "", U),
@@ -124,50 +131,56 @@ UNGATED: list[Entry] = [
         return self.down(0.5 * h * (1 + torch.tanh(0.8 * (h + 0.0447 * h**3))))""", "", ()),
 ]  # fmt: skip
 
-PAIR = ("rope_pair",)
-TURN = "c, s = cos.unsqueeze(1), sin.unsqueeze(1)\n"
-ROPES: list[Entry] = [
-    ("rope", "query and key", TURN + "return q * c + half(q) * s, k * c + half(k) * s", "", PAIR),
-    ("rope", "terms swapped", TURN + "return half(q) * s + c * q, s * half(k) + k * c", "", PAIR),
-    ("rope", "halves by chunk", TURN + """\
-a, b = q.chunk(2, dim=-1)
-d, e = k.chunk(2, dim=-1)
-return (q * c + torch.cat([-b, a], dim=-1) * s,
-        k * c + torch.cat((-e, d), dim=-1) * s)""", "", PAIR),
-    ("rope", "in a nested function, where key and query have no names", TURN + """\
-def turn(v):
-    return v * c + half(v) * s
-return turn(q), turn(k)""", "", ()),
-    ("rope", "first half turned only", """
-        cos, sin = cos[..., :4], sin[..., :4]
-        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
-        a, b = q[..., :4], q[..., 4:]
-        d, e = k[..., :4], k[..., 4:]
-        return (torch.cat([a * c + half(a) * s, b], -1),
-                torch.cat([d * c + half(d) * s, e], -1))""", "", ("rope_partial_pair",)),
-    ("rope", "query only", TURN + "return q * c + half(q) * s, k", "", ("rope",)),
-    ("rope", "difference", TURN + "return q * c - half(q) * s, k * c - half(k) * s", "", ()),
-    ("rope", "halves not turned", TURN + "return q * c + q * s, k * c + k * s", "", ()),
-    ("rope", "halves exchanged without sign", TURN + """\
-def swap(v):
-    return torch.cat([v[..., 4:], v[..., :4]], dim=-1)
-return q * c + swap(q) * s, k * c + swap(k) * s""", "", ()),
-    ("rope", "sign on the other half", TURN + """\
-def other(v):
-    return torch.cat([v[..., 4:], -v[..., :4]], dim=-1)
-return q * c + other(q) * s, k * c + other(k) * s""", "", ()),
-    ("rope", "halves of uneven width", TURN + """\
-def odd(v):
-    return torch.cat([-v[..., 3:], v[..., :3]], dim=-1)
-return q * c + odd(q) * s, k * c + odd(k) * s""", "", ()),
-    ("rope", "halves of the tokens", TURN + """\
-def rows(v):
-    return torch.cat([-v[:, :, 4:], v[:, :, :4]], dim=2)
-return q * c + rows(q) * s, k * c + rows(k) * s""", "", ()),
-    ("rope", "half of another value", TURN + "return q * c + half(q + 1) * s, k", "", ()),
-    ("rope", "query turned by the key", TURN + "return q * c + half(k[:, :1]) * s, k", "", ()),
-    ("rope", "cosine squared", TURN + "return q * c * c + half(q) * s, k", "", ("rope",)[:0]),
-    ("rope", "tables added", TURN + "return (q + c) + half(q) * s, k", "", ()),
+AM, CLAMPED = ("act_and_mul",), ("act_and_mul_clamped",)
+CUT = "g = self.gate(x).clamp(max=0.5)\nu = self.up(x).clamp(-0.5, 0.5)\n"
+GATES: list[Entry] = [
+    ("gate", "no projection down", "return F.silu(self.gate(x)) * self.up(x)", "", AM),
+    ("gate", "relu squared", "return self.down(F.relu(self.gate(x)).square() * self.up(x))", "", AM),
+    ("gate", "a factor before the projection",
+     "return self.down(F.gelu(self.gate(x)) * self.up(x) * 0.5)", "", AM),
+    ("gate", "a norm before the projection",
+     "return self.down(self.norm(self.up(x) * F.silu(self.gate(x))))", "self.norm = nn.LayerNorm(I)", AM),
+    ("gate", "product also returned", """
+        h = F.silu(self.gate(x)) * self.up(x)
+        return self.down(h), h""", "", AM),
+    ("gate", "up first in a packed product", """
+        u, g = self.both(x).chunk(2, dim=-1)
+        return self.down(F.silu(g) * u)""", "self.both = nn.Linear(W, 2 * I)", AM),
+    ("gate", "the whole MLP", "return self.down(F.silu(self.gate(x)) * self.up(x))", "", ("gated_mlp",)),
+    ("gate", "cut", CUT + "return self.down(F.silu(g) * u)", "", CLAMPED),
+    ("gate", "gpt-oss", CUT + "return self.down((u + 1) * (g * torch.sigmoid(g * 1.702)))", "",
+     ("clamped_swiglu",)),
+    ("gate", "gpt-oss with another factor", CUT + "return (1 + u) * (torch.sigmoid(1.5 * g) * g)", "",
+     ("clamped_swiglu",)),
+    ("gate", "in float32", "return F.silu(self.gate(x).float()) * self.up(x).float()", "",
+     ("act_and_mul_fp32",)),
+    ("gate", "no product", "return self.down(F.silu(self.gate(x))) + self.up(x).mean()", "", ()),
+    ("gate", "a sum", "return self.down(F.silu(self.gate(x)) + self.up(x))", "", ()),
+    ("gate", "relu", "return self.down(F.relu(self.gate(x)) * self.up(x)) * 2", "", ()),
+    ("gate", "sigmoid", "return self.down(torch.sigmoid(self.gate(x)) * self.up(x))", "", ()),
+    ("gate", "one gate for a row", "return F.silu(self.gate(x)[..., :1]) * self.up(x)", "", ()),
+    ("gate", "activated twice", "return F.silu(self.gate(x)).tanh() * self.up(x)", "", ()),
+    ("gate", "activated gate returned", """
+        g = F.silu(self.gate(x))
+        return g * self.up(x), g""", "", ()),
+    ("gate", "rounded to integers", "return F.silu(self.gate(x)).to(torch.int8) * self.up(x)", "", ()),
+    ("gate", "narrowed before the product",
+     "return F.silu(self.gate(x).float()).to(x.dtype) * self.up(x).float()", "", ()),
+    ("gate", "product written in place", """
+        g = F.silu(self.gate(x))
+        g.mul_(self.up(x))
+        return self.down(g)""", "", ()),
+    ("gate", "in a loop", """
+        for _ in range(2):
+            x = self.down(F.silu(self.gate(x)) * self.up(x)) * 0.5
+        return x""", "", ()),
+    ("gate", "unlike limits", """
+        g, u = self.gate(x).clamp(max=0.25), self.up(x).clamp(-0.5, 0.5)
+        return (u + 1) * (g * torch.sigmoid(g * 1.5))""", "", ()),
+    ("gate", "up cut on one side", """
+        g, u = self.gate(x).clamp(max=0.5), self.up(x).clamp(max=0.5)
+        return (u + 1) * (g * torch.sigmoid(g * 1.5))""", "", ()),
+    ("gate", "two added to up", CUT + "return (u + 2) * (g * torch.sigmoid(g * 1.5))", "", ()),
 ]  # fmt: skip
 
 STACKED: list[Entry] = [
@@ -207,7 +220,9 @@ STACKED: list[Entry] = [
     ("stacked", "in a loop", "return [m(x) for m in (self.a, self.b)]", "", ()),
 ]  # fmt: skip
 
-MORE = [*LAYER_NORMS, *TORCH_NORMS, *ADD_NORMS, *UNGATED, *ROPES, *STACKED]
+MORE = [
+    *LAYER_NORMS, *TORCH_NORMS, *ADD_NORMS, *UNGATED, *GATES, *ROPES, *NORMED_ROPES, *STACKED,
+]  # fmt: skip
 
 
 def source_of(entry: Entry) -> str:

@@ -260,9 +260,9 @@ NORMS: list[tuple[str, str, str, str]] = [
         return self.weight * n.to(torch.bfloat16 if x.dtype == torch.bfloat16 else x.dtype)""", "",
      "AP209"),
     ("input without a name", """
-        h = (x * 2).float()
+        h, twice = (x * 2).float(), x + x
         h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * h.to(x.dtype)""", "", "AP207"),
+        return self.weight * h.to(x.dtype) + twice""", "", "AP207"),
     ("scaled by a root of another width", llama(MEAN), "self.weight = nn.Parameter(torch.ones(1))",
      "rms_norm_weightless"),
 ]  # fmt: skip

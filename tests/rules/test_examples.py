@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from neuron_autoport.errors import RuleError
+from neuron_autoport.rules.builtin import builtin_folder, is_builtin
 from neuron_autoport.rules.examples import Kind, Outcome, check_trusted, run_rule
-from neuron_autoport.rules.library import builtin_folder, is_builtin, load_rules, rules_at
+from neuron_autoport.rules.library import load_rules, rules_at
 from neuron_autoport.rules.load import load_rule
 from neuron_autoport.rules.rule import Rule
 

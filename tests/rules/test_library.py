@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from neuron_autoport.errors import RuleError
-from neuron_autoport.rules.library import builtin_folder, load_rules, rules_digest
+from neuron_autoport.rules.builtin import builtin_folder
+from neuron_autoport.rules.library import load_rules, rules_digest
 
 OTHER = """\
 rule: {name}
@@ -34,7 +35,22 @@ def test_the_built_in_rules() -> None:
         "qkv_gate_proj": ("qkv_proj", "NF.qkv_proj", ("q", "k", "v", "g")),
         "rms_norm_torch": ("rms_norm", "NK.rms_norm", ("y",)),
         "rope": ("rope", "NK.rope", ("y",)),
-        "rope_fp32_tables_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_fp32_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_backward_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_by_halves_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_complex_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_deinterleave_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_interleaved": ("rope", "NK.rope", ("y",)),
+        "rope_interleaved_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_interleaved_tables_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_interleaved_fp32_repeated_pair": ("rope", "NK.rope", ("q2", "k2")),
+        "rope_trailing": ("rope", "torch", ("y",)),
+        "qk_norm_rope": ("qk_norm_rope", "NK.qk_norm_rope", ("q2", "k2")),
+        "qk_norm_rope_heads_first": ("qk_norm_rope", "NK.qk_norm_rope", ("q2", "k2")),
+        "act_and_mul": ("act_and_mul", "NK.act_and_mul", ("y",)),
+        "act_and_mul_clamped": ("act_and_mul", "NK.act_and_mul", ("y",)),
+        "act_and_mul_fp32": ("act_and_mul", "NK.act_and_mul", ("y",)),
+        "clamped_swiglu": ("act_and_mul", "NK.act_and_mul", ("y",)),
         "rope_interleaved_fp32_pair": ("rope", "NK.rope", ("q2", "k2")),
         "rope_pair": ("rope", "NK.rope", ("q2", "k2")),
         "rope_partial_pair": ("rope", "NK.rope", ("q2", "k2")),

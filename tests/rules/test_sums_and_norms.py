@@ -10,23 +10,16 @@ from neuron_autoport.report.summary import count_sites
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.trace.tracer import trace_model
 from tests.helpers import family, plan_of, proof_of, zoo_class
+from tests.rules.more_norm_zoo import RMS
 
 
 def named(plan: ClassPlan) -> list[str]:
     return sorted(s.rule.name for s in plan.sites)
 
 
-LAYER = """
-class RMS(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(W))
-
-    def forward(self, x):
-        h = x.float()
-        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return self.weight * h.to(x.dtype)
-
+LAYER = (
+    RMS
+    + """
 
 class Layer(nn.Module):
     def __init__(self):
@@ -37,6 +30,7 @@ class Layer(nn.Module):
         s = x + self.mix(x)
         {body}
 """
+)
 
 
 def test_a_sum_that_is_returned_is_still_there() -> None:

@@ -19,7 +19,7 @@ CASES += [
 )
 def test_zoo(rule: str, body: str, init: str, expected: str) -> None:
     cls = zoo_class(source_of(body, init))
-    plan = plan_of(cls, family("mlp"))
+    plan = plan_of(cls, [r for r in family("mlp") if r.role != "act_and_mul"])
     assert plan.trace.end is None, plan.trace.end
     if expected == FUSED:
         assert [s.rule.name for s in plan.sites] == [rule], plan.refusals

@@ -38,7 +38,10 @@ def load_table(table, batch, token, count):
 
 
 def _pair(tile, second, width, style):
-    """Of the first `width` columns of tile [p, n, D]: the first or the second of every pair."""
+    """Of the first `width` columns of tile [p, n, D]: the first or the second of every pair.
+
+    A deinterleaved result has its pairs in halves; what it is made of is read interleaved.
+    """
     half = width // 2
     if style == "interleaved":
         return tile[:, :, second:width:2]
@@ -46,7 +49,7 @@ def _pair(tile, second, width, style):
 
 
 def rotate_heads(out, x, cos, sin, style, in_fp32):
-    """out = x * cos + rotate(x) * sin, SBUF tiles [p, n, D], tables [p, R] in the style's order.
+    """out = x * cos + rotate(x) * sin, SBUF tiles [p, n, D], tables [p, R] in the order of the result.
 
     The products are rounded to the dtype of x, or kept in float32 if in_fp32; the sum to that of out.
     """
@@ -57,11 +60,20 @@ def rotate_heads(out, x, cos, sin, style, in_fp32):
     crossed = nl.ndarray((count, heads, rotary), dtype=work, buffer=nl.sbuf)
     cosines = cos.expand_dim(1).broadcast(1, heads)
     sines = sin.expand_dim(1).broadcast(1, heads)
-    nisa.tensor_tensor(dst=straight, data1=x[:, :, 0:rotary], data2=cosines, op=nl.multiply)
+    read = "interleaved" if style == "deinterleave" else style
+    if read == style:
+        nisa.tensor_tensor(dst=straight, data1=x[:, :, 0:rotary], data2=cosines, op=nl.multiply)
     for second in range(2):
+        if read != style:
+            nisa.tensor_tensor(
+                dst=_pair(straight, second, rotary, style),
+                data1=_pair(x, second, rotary, read),
+                data2=_pair(cosines, second, rotary, style),
+                op=nl.multiply,
+            )
         nisa.tensor_tensor(
             dst=_pair(crossed, second, rotary, style),
-            data1=_pair(x, 1 - second, rotary, style),
+            data1=_pair(x, 1 - second, rotary, read),
             data2=_pair(sines, second, rotary, style),
             op=nl.multiply,
         )
