@@ -34,6 +34,8 @@ from neuron_autoport.hosts.neuron.build import host_source, port_of
 from neuron_autoport.hosts.neuron.checkpoint import MemoryCheckpoint
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
+from neuron_autoport.hosts.neuron.moe_blocks import decode_fits
+from neuron_autoport.hosts.neuron.moe_form import norms_apart
 from neuron_autoport.hosts.neuron.probe import read_layers
 from neuron_autoport.hosts.neuron.selftest import self_test
 from neuron_autoport.hosts.neuron.stepper import Stepper
@@ -48,9 +50,12 @@ TYPES = (
     "glm4", "olmo2", "smollm3", "cohere2", "mixtral", "qwen3_moe", "gpt_oss", "gpt2", "gpt_neox",
 )  # fmt: skip
 RANKS = 2
-BUCKET = 16
-# Sizes that the decode kernel takes, and one key/value head for each rank.
-SIZES = {"hidden_size": 128, "num_key_value_heads": RANKS, "n_embd": 128}
+BUCKET = 128
+# Sizes that the decode kernels take, and one key/value head for each rank.
+SIZES = {
+    "hidden_size": 256, "num_key_value_heads": RANKS, "n_embd": 256, "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+}  # fmt: skip
 MATMULS = {"matmul", "linear", "mm", "bmm", "addmm", "baddbmm", "einsum"}
 COLLECTIVES = ("all_reduce", "all_gather")
 _VIEWS = {
@@ -174,7 +179,9 @@ def small(model_type: str, layers: int) -> ModelSource:
 def ported(source: ModelSource) -> Ported:
     """A small model as it is hosted; not proved."""
     host_source(source.config)
-    return port_of(source, port_model(source, load_library()), read_layers(source))
+    library = load_library()
+    port = norms_apart(port_model(source, library), library, decode_fits(RANKS, False))
+    return port_of(source, port, read_layers(source))
 
 
 def graphs(of: Ported, without: Without) -> dict[str, Counts]:

@@ -97,7 +97,7 @@ def inspect_command(
         port, proved = _plan(source, library, prove)
     step = _step(batch, context, tp, target)
     report = _report(source, port, proved, target, tp, library, started, step)
-    report = inspect_serving.with_serving(report, source, port, lengths, batch)
+    report = inspect_serving.with_serving(report, source, port, library, lengths, batch)
     output.write(report, port, source.folder)
     spoken_of = any(c.sites or c.refusals or c.end for c in report.classes)
     if output.format is FormatName.text and named.is_module and not spoken_of:
@@ -206,7 +206,8 @@ def _check(report: Report, require_coverage: float | None, strict: bool, command
     dropped = [f"{rule} in {c.name}" for c in report.classes for rule in c.dropped]
     if dropped:
         listed = ", ".join(dict.fromkeys(dropped))
-        step = f"{command} --diff shows the rewrites"
+        shown = command if "--diff" in command.split() else f"{command} --diff"
+        step = f"{shown} shows the rewrites"
         raise ProofFailed(f"Rewrites that failed their proof are left out: {listed}.", name, step)
     found = report.coverage.flops.percent
     if require_coverage is not None and found < require_coverage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from neuron_autoport.models.source import ModelSource
     from neuron_autoport.port import Port
     from neuron_autoport.report.schema import Report
+    from neuron_autoport.rules.rule import Rule
 
 HELP = (
     "Prefill lengths, such as 128,512: print what every call runs in as the Neuron runner would "
@@ -36,6 +38,7 @@ def with_serving(
     report: Report,
     source: ModelSource | OwnModule,
     port: Port,
+    rules: Iterable[Rule],
     buckets: tuple[int, ...],
     batch: int | None,
 ) -> Report:
@@ -47,7 +50,7 @@ def with_serving(
     if not buckets or not isinstance(source, ModelSource):
         return report
     asked = Asked(report.target.name, report.target.tp, buckets, batch or 1)
-    return report.model_copy(update={"serving": serving_info(source, port, asked)})
+    return report.model_copy(update={"serving": serving_info(source, port, rules, asked)})
 
 
 def demand_served(report: Report, command: str) -> None:

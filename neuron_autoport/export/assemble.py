@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from neuron_autoport.export.fusing import below, notes_of
+from neuron_autoport.export.fusing import below, keep_whole, notes_of
 from neuron_autoport.export.serving import NeuronModel
 from neuron_autoport.export.step import LIMIT
 from neuron_autoport.hosts.neuron.attention import STATE
@@ -44,7 +44,12 @@ class Assembly:
     def __init__(self, cls: type[NeuronModel], config: PretrainedConfig, options: Any) -> None:
         self.cls, self.options = cls, options
         self.ranks, self.dtype = current_ranks(), model_dtype(config)
-        self.by_expert = check_options(options, self.ranks.size, cls.__name__)
+        served = check_options(options, self.ranks.size, cls.__name__)
+        if served.sequence_parallel:
+            raise refuse(
+                "an exported package has its collectives written out: no sequence parallel"
+            )
+        self.by_expert = served.by_expert
         self.call = Call()
         with _building(self.dtype):
             self.base = cls.backbone(config).eval()
@@ -143,8 +148,12 @@ class Assembly:
         for path, module in self.base.named_modules():
             if not is_experts(module) or not notes_of(module).shared:
                 continue
-            if (reason := why_whole_experts(module, ranks, self.by_expert)) is not None:
-                raise refuse(f"{path}: {reason}", self.cls.__name__)
+            reason = why_whole_experts(module, ranks, self.by_expert)
+            if reason is not None and self.by_expert:
+                raise refuse(f"expert parallel: {path}: {reason}", self.cls.__name__)
+            if reason is not None:
+                keep_whole(module)
+                continue
             places = (f"model.{path}", f"{self.cls.prefix}.{path}")
             share_experts(
                 module, places, ranks, self.call if self.by_expert else None, self.recipes

@@ -19,6 +19,7 @@ from neuron_autoport.export.subject import ExportError, Subject, small_subject
 from neuron_autoport.hosts.neuron.checkpoint import MemoryCheckpoint
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
 from neuron_autoport.hosts.neuron.names import ModelNames
+from neuron_autoport.hosts.neuron.options import ALONE
 from neuron_autoport.hosts.neuron.selftest import TOLERANCE, Trial, small_source
 from neuron_autoport.hosts.neuron.stepper import hosted_logits
 from neuron_autoport.nf.dispatch import reference
@@ -87,7 +88,7 @@ def _tried(subject: Subject, made: Package) -> float:
         config = copy.deepcopy(subject.recorded.base.config)
         _compare_names(cls.from_configs(config), ModelNames.of(subject.recorded.model), name)
         small = small_source(subject.source)
-        trial = Trial(NeuronTransformersForCausalLM, subject.ported, small, False, subject.rules)
+        trial = Trial(NeuronTransformersForCausalLM, subject.ported, small, ALONE, subject.rules)
         of_small = package(small_subject(subject, trial), "small")
         cls = model_class(load_package(_write(of_small, Path(scratch) / "small")))
         return _error(cls, trial, small.text_config)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from neuron_autoport.fused import FusedWeight, WeightPart, plain_attributes
-from neuron_autoport.hosts.neuron.engine import current_ranks
+from neuron_autoport.hosts.neuron.engine import Ranks, current_ranks
 from neuron_autoport.hosts.neuron.errors import refuse
 from neuron_autoport.hosts.neuron.install import fused_tensors, local_sizes
 from neuron_autoport.hosts.neuron.recipes import Part, Recipe, Share
@@ -30,12 +30,14 @@ class Notes:
     """What an `__init__` declared. recipes: by parameter; names without the module's own path.
 
     taken: child modules that fused weights replace. norms: query and key norm and their epsilon.
+    shared: by the ranks. whole: declared so, but this many ranks cannot share it: each has all of it.
     """
 
     recipes: dict[str, Recipe] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     norms: tuple[str, str, float] | None = None
     shared: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,15 @@ def fuse(
 
     Args:
         parts: linear children, side by side in this order. shard: `heads`, `column` or `row` where the
-            ranks share it; the result of a `row` product must then be summed. head_dim: of a head, for
+            ranks share it; the result of a `row` product must then be summed, by `self.tp`. Where the sizes
+            do not divide, each rank keeps the whole module, and its `tp` has one rank. head_dim: of a head, for
             `heads`. split: also `<attr>_sizes`, the widths of the outputs: those of the parts, or given.
         heads: sizes each output's columns are unfolded into, as `<attr>_heads`.
 
     Raises:
-        NeuronHostError: this many ranks cannot share it.
+        NeuronHostError: this many ranks cannot share it, and share a part of the module already.
     """
-    ranks = current_ranks().size if shard is not None else 1
+    ranks = _ranks(module) if shard is not None else 1
     found = tuple(_part(module, p) for p in parts)
     inputs = _weight(module, found[0]).shape[1 if found[0].layout == "out_in" else 0]
     sizes = tuple(p.width for p in found) if isinstance(split, bool) else tuple(split)
@@ -90,9 +93,12 @@ def fuse(
     unfolded = tuple(tuple(h) for h in heads)
     weight = FusedWeight(attr, attr, found, kind, inputs, sizes, head_dim, unfolded)
     reason = why_not_shared(weight, ranks) if ranks > 1 else None
-    if reason is not None:
-        raise refuse(f"{type(module).__name__}: {reason}", type(module).__name__)
     notes = notes_of(module)
+    if reason is not None:
+        if notes.shared:
+            raise refuse(f"{type(module).__name__}: {reason}", type(module).__name__)
+        keep_whole(module)
+        ranks = 1
     for what, recipe, shape in fused_tensors(module, weight, "", ranks):
         like = _weight(module, found[0])
         made = torch.empty(shape, dtype=like.dtype, device="meta")
@@ -101,13 +107,28 @@ def fuse(
     for name, value in plain_attributes(weight, local_sizes(weight, ranks)).items():
         setattr(module, name, value)
     notes.taken |= {p.module for p in found}
-    notes.shared |= shard is not None
+    notes.shared |= shard is not None and not notes.whole
+
+
+def keep_whole(module: nn.Module) -> None:
+    """Let each rank have all of a module: its sums over the ranks are over one."""
+    notes = notes_of(module)
+    notes.whole, notes.shared = True, False
+    alone: Any = Ranks()
+    module.tp = alone
+
+
+def _ranks(module: nn.Module) -> int:
+    """How many ranks share a module."""
+    return 1 if notes_of(module).whole else current_ranks().size
 
 
 def shard_heads(module: nn.Module, name: str) -> None:
     """Declare that a parameter has one number per head, of which each rank keeps its own."""
     whole: Any = getattr(module, name)
-    size = whole.shape[0] // current_ranks().size
+    if notes_of(module).whole:
+        return
+    size = whole.shape[0] // _ranks(module)
     cut = torch.empty(size, dtype=whole.dtype, device="meta")
     module.register_parameter(name, nn.Parameter(cut, requires_grad=False))
     notes_of(module).recipes[name] = Recipe((Part(f".{name}", share=Share(0, size)),))

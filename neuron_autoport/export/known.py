@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -48,7 +48,7 @@ class Known:
         else:
             self.values[name] = value
 
-    def forget(self, names: set[str]) -> None:
+    def forget(self, names: Iterable[str]) -> None:
         """These names may mean anything from here on."""
         for name in names:
             self.values.pop(name, None)

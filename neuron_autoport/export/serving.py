@@ -92,34 +92,25 @@ class NeuronModel(NeuronTransformersForCausalLM):
         """Refuse a configuration the package was not written for."""
 
     @classmethod
-    def from_configs(
-        cls,
-        hf_config: PretrainedConfig,
-        neuron_config: Any = None,
-        text_neuron_config: Any = None,
-        vision_neuron_config: Any = None,
-    ) -> NeuronModel:
-        """Build the model, every parameter on the meta device.
+    def built(cls, config: PretrainedConfig, neuron_config: Any) -> Any:
+        """The model of a configuration, every parameter on the meta device.
 
         Raises:
             NeuronHostError: the configuration is not the package's, or the options cannot be served.
         """
-        if vision_neuron_config is not None:
-            raise refuse("the model has a vision part; only text models are served")
-        cls.check(hf_config)
+        cls.check(config)
         from neuron_autoport.export.assemble import Assembly
 
-        return Assembly(cls, hf_config, neuron_config or text_neuron_config).make()
+        return Assembly(cls, config, neuron_config).make()
 
     def last_hidden(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """What the backbone gives for ids and positions [B, S]: [B, S, H]."""
         hidden: torch.Tensor = self.model(input_ids=ids, position_ids=places)
         return hidden
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Only for vLLM's check of what kind of model this is; the runner does not call it."""
-        embedded: torch.Tensor = self.model.get_submodule(self.embedding)(input_ids)
-        return embedded
+    def token_embedding(self) -> Any:
+        """The module that looks tokens up."""
+        return self.model.get_submodule(self.embedding)
 
 
 def refuse_other(config: PretrainedConfig, written_for: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from neuron_autoport.export.subject import ExportError
 from neuron_autoport.fused import FusedWeight, WeightPart
+from neuron_autoport.hosts.neuron.lazy import runs_of
 from neuron_autoport.rewrite.plan import ClassPlan
 
 
@@ -66,16 +67,11 @@ def _part(part: WeightPart, module: Any) -> str:
 
 def _runs(columns: Sequence[int]) -> str:
     """Columns as (start, end) runs; equal runs at equal distances as `every(start, width, step, count)`."""
-    runs: list[list[int]] = []
-    for column in columns:
-        if runs and runs[-1][1] == column:
-            runs[-1][1] = column + 1
-        else:
-            runs.append([column, column + 1])
+    runs = runs_of(columns)
     width, count = runs[0][1] - runs[0][0], len(runs)
     step = runs[1][0] - runs[0][0] if count > 1 else 0
     if count > 2 and runs == [
-        [runs[0][0] + i * step, runs[0][0] + i * step + width] for i in range(count)
+        (runs[0][0] + i * step, runs[0][0] + i * step + width) for i in range(count)
     ]:
         return f"*every({runs[0][0]}, {width}, {step}, {count})"
     return ", ".join(f"({a}, {b})" for a, b in runs)

@@ -25,13 +25,14 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from neuron_autoport.errors import AutoportError
+from neuron_autoport.nf.enums import COMMON, MODULES
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 PLUGIN = "vllm_neuron"
 FUNCTIONS = "vllm_neuron.functional"
-PLUGIN_ENUMS = "nkilib.core.utils.common_types"
+PLUGIN_ENUMS = COMMON
 OUR_ENUMS = "neuron_autoport.nf.enums"
 CPU_MODE = "VLLM_NEURON_CPU_MODE"
 
@@ -64,6 +65,9 @@ def decide() -> Decision:
         importlib.import_module(PLUGIN_ENUMS)
     except ImportError as error:
         return Decision("torch", f"{FUNCTIONS} cannot be used: {error}")
+    for name in set(MODULES.values()):
+        with contextlib.suppress(ImportError):  # a call that needs one of its enums says so
+            importlib.import_module(name)
     missing = [name for name in _offered if not callable(getattr(module, name, None))]
     if missing:
         return Decision("torch", f"{FUNCTIONS} has no {', '.join(missing)}: not the plugin")
@@ -130,12 +134,14 @@ def _translate(value: object) -> object:
     """
     if not isinstance(value, Enum) or type(value).__module__ != OUR_ENUMS:
         return value
-    enum = getattr(sys.modules[PLUGIN_ENUMS], type(value).__name__, None)
+    name = type(value).__name__
+    module = MODULES.get(name, PLUGIN_ENUMS)
+    enum = getattr(sys.modules.get(module), name, None)
     member = getattr(enum, value.name, None)
     if member is None:
         raise AutoportError(
-            f"the installed plugin has no {type(value).__name__}.{value.name}",
-            where=PLUGIN_ENUMS,
+            f"the installed plugin has no {name}.{value.name}",
+            where=module,
             next_step="pip show vllm-neuron nki",
         )
     found: object = member

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from neuron_autoport.hosts.neuron.errors import NeuronHostError
 from neuron_autoport.hosts.neuron.serving import Asked, Serving, serving
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.port import Port
 from neuron_autoport.report.schema_serving import ServingCall, ServingInfo, ServingRefusal
+from neuron_autoport.rules.rule import Rule
 
 
-def serving_info(source: ModelSource, port: Port, asked: Asked) -> ServingInfo:
-    """How a planned model would be served; a model the runner cannot drive says why."""
+def serving_info(
+    source: ModelSource, port: Port, rules: Iterable[Rule], asked: Asked
+) -> ServingInfo:
+    """How a planned model would be served; a model the runner cannot drive says why.
+
+    Args:
+        rules: the port was planned with.
+    """
     try:
-        table = serving(source, port, asked)
+        table = serving(source, port, rules, asked)
     except NeuronHostError as error:
         empty = Serving(asked, (), (), (), ())
         return _info(empty, error.what)

@@ -21,6 +21,7 @@ from neuron_autoport.port import port_model
 from neuron_autoport.rules.sources import load_library
 from tests.export.packages import ARCHITECTURES, Exported, make
 from tests.hosts.neuron.checkpoints import small
+from tests.neuron.double import ContractError
 from tests.neuron.runner import generate
 
 Get = Callable[[str], Exported]
@@ -67,6 +68,30 @@ def test_two_ranks(name: str, exported: Get) -> None:
     layers = package.saved.config.num_hidden_layers
     if name == "qwen3":  # the decode kernel's call, with the norms over the heads inside
         assert len(made.log.of("attention_decode")) >= layers
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_ranks_that_do_not_divide(name: str, exported: Get) -> None:
+    """Four heads on three ranks: each has the whole attention, as on the host, and a part of the rest."""
+    package = exported(name)
+    prompts = package.saved.prompts(6, 41)
+    made = generate(package.cls, package.saved.folder, prompts, 3, tp=3, batch=2, compile=False)
+    assert made.tokens == [package.saved.greedy(p, 3) for p in prompts]
+
+
+def test_experts_that_no_rank_can_have_a_part_of(exported: Get) -> None:
+    """Their inner size does not divide: each rank has them whole. By expert that is refused."""
+    package = exported("mixtral")
+    experts = package.saved.config.num_local_experts
+    assert package.saved.config.intermediate_size % 5 and experts % 5
+    prompts = package.saved.prompts(6)
+    made = generate(package.cls, package.saved.folder, prompts, 3, tp=5, compile=False)
+    assert made.tokens == [package.saved.greedy(p, 3) for p in prompts]
+    with pytest.raises(ContractError, match="do not divide by 5 ranks"):
+        generate(
+            package.cls, package.saved.folder, prompts, 1, tp=5, compile=False,
+            expert_parallel=True, ep_degree=5,
+        )  # fmt: skip
 
 
 def test_experts_on_two_ranks(exported: Get) -> None:

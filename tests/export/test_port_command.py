@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from neuron_autoport.export import runtime, write
-from neuron_autoport.rules.library import builtin_folder
+from neuron_autoport.rules.builtin import builtin_folder
 from tests.cli.conftest import SMALL, Run
 from tests.export.packages import Exported
 

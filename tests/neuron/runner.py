@@ -93,8 +93,34 @@ def generate_rounds(
     """
     if options.tp == 1:
         return _run(model_class, str(folder), rounds, options)
-    answers = on_ranks(options.tp, lambda: _run(model_class, str(folder), rounds, options))
-    tokens = [[generation.tokens for generation in answer] for answer in answers]
+    return generate_jobs([Job(model_class, folder, rounds)], options)[0]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, its checkpoint, and the rounds to run on it."""
+
+    model_class: Any
+    folder: str | Path
+    rounds: Sequence[Round]
+
+
+def generate_jobs(jobs: Sequence[Job], options: Options) -> list[list[Generation]]:
+    """Several models one after the other in the same rank processes; rank 0's results.
+
+    Raises:
+        ContractError: as `generate`.
+    """
+
+    def run() -> list[list[Generation]]:
+        return [_run(job.model_class, str(job.folder), job.rounds, options) for job in jobs]
+
+    return _agreed(on_ranks(options.tp, run))
+
+
+def _agreed(answers: Sequence[list[list[Generation]]]) -> list[list[Generation]]:
+    """Rank 0's results, if all ranks have the same tokens."""
+    tokens = [[[g.tokens for g in job] for job in answer] for answer in answers]
     if any(other != tokens[0] for other in tokens):
         raise ContractError(f"tokens differ between ranks: {tokens}")
     return answers[0]

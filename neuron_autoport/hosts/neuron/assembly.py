@@ -16,19 +16,21 @@ from neuron_autoport.hosts.neuron.decode_form import NotThis, read_decode_form
 from neuron_autoport.hosts.neuron.decode_step import decode_limit
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.errors import refuse
-from neuron_autoport.hosts.neuron.experts import DENSE
 from neuron_autoport.hosts.neuron.facts import LayerFacts, attention_limit
 from neuron_autoport.hosts.neuron.head import VocabHead
 from neuron_autoport.hosts.neuron.install import install_sharded
 from neuron_autoport.hosts.neuron.limits import own_calls, projection_limits
 from neuron_autoport.hosts.neuron.loading import Loading
 from neuron_autoport.hosts.neuron.model import Parts
+from neuron_autoport.hosts.neuron.moe_blocks import Blocks
 from neuron_autoport.hosts.neuron.names import ModelNames
+from neuron_autoport.hosts.neuron.options import ALONE, Served
 from neuron_autoport.hosts.neuron.plan import HostPlan, own_attention
 from neuron_autoport.hosts.neuron.probe import base_model, use_experts
 from neuron_autoport.hosts.neuron.recipes import Part, Recipe, Share, whole
 from neuron_autoport.hosts.neuron.rope import check_rope, freeze_rope
 from neuron_autoport.hosts.neuron.sampling import Sampling
+from neuron_autoport.hosts.neuron.sequence import keep_whole
 from neuron_autoport.hosts.neuron.share_experts import (
     is_experts,
     share_experts,
@@ -62,11 +64,13 @@ class Ported:
 class Without:
     """What the self-test found not to hold, by class name and with the reason.
 
-    any_size: the sizes of the decode kernel do not matter; for trying the form on a small model.
+    decode: attention classes whose decode form fails. experts: mixture blocks whose NF form does. any_size: the
+    sizes that kernels take do not matter; for trying the forms on a small model.
     """
 
     decode: dict[str, str] = field(default_factory=dict)
     sharing: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, str] = field(default_factory=dict)
     any_size: bool = False
 
 
@@ -79,10 +83,10 @@ class Assembly:
         ranks: Ranks,
         dtype: torch.dtype,
         without: Without,
-        by_expert: bool = False,
+        served: Served = ALONE,
     ) -> None:
         self.ported, self.ranks, self.dtype, self.without = ported, ranks, dtype, without
-        self.by_expert = by_expert
+        self.served, self.by_expert = served, served.by_expert
         self.recipes: dict[str, Recipe] = {}
         self.plan, self.call = HostPlan(), Call()
         self.shared: set[str] = set()
@@ -99,19 +103,23 @@ class Assembly:
         if base is model:
             raise refuse(f"{source.name}: the model and its head are one module", source.name)
         self.install(base)
+        self.blocks = blocks = Blocks(
+            self.ported.port, base, self.prefix, self.call, self.ranks, self.recipes
+        )
+        self.shared |= blocks.put(self.without, self.by_expert, self.plan)
         persistent_to_parameters(base)
         states = [self.attach(base, facts) for facts in self.ported.layers]
-        for module in base.modules():
-            for phase in ("prefill", "decode") if is_experts(module) else ():
-                self.plan.add(phase, type(module).__name__, "experts", DENSE)
+        for name, reason in blocks.left(base).items():
+            for phase in ("prefill", "decode"):
+                self.plan.add(phase, name, "experts", reason)
         if self.ranks.size > 1:
             self.share_all_experts(base)
-            self.sum_shared(base)
             self.share_embedding(model, base)
+            self.sum_shared(base)
         vocab = self.vocab_head(head, names)
         for name, _ in base.named_parameters():
             self.recipes.setdefault(f"model.{name}", whole(f"{self.prefix}.{name}"))
-        loading = Loading(names, self.recipes, self.ranks, lambda: _settle(base, states))
+        loading = Loading(names, self.recipes, self.ranks, lambda: _settle(base, states, blocks))
         sampling = Sampling.of(neuron_config, self.ranks)
         return cls(
             Parts(
@@ -124,6 +132,7 @@ class Assembly:
                 loading=loading,
                 host_plan=self.plan,
                 dtype=self.dtype,
+                sequence_parallel=self.served.sequence_parallel,
             )
         )
 
@@ -193,8 +202,15 @@ class Assembly:
             self.shared.add(path)
 
     def sum_shared(self, base: nn.Module) -> None:
+        """Put the ranks' parts together; where each has its own tokens, attention that is whole sees all."""
         for below in self.shared:
-            sum_results(base.get_submodule(below), self.ranks)
+            sum_results(base.get_submodule(below), self.call, self.ranks)
+        if not self.served.sequence_parallel:
+            return
+        if (reason := self.plan.replicated.get("embedding")) is not None:
+            raise refuse(f"sequence parallel: the token embedding is not shared: {reason}")
+        for path in {facts.path for facts in self.ported.layers} - self.shared:
+            keep_whole(base.get_submodule(path), self.call, self.ranks)
 
     def attach(self, base: nn.Module, facts: LayerFacts) -> LayerState:
         """Give an attention module its state, and its decode form if it has one."""
@@ -264,9 +280,10 @@ def read_vocabulary_head(port: Port, where: str) -> Head:
         raise refuse(f"{where}: logits: {error}", where) from None
 
 
-def _settle(base: nn.Module, states: list[LayerState]) -> None:
+def _settle(base: nn.Module, states: list[LayerState], blocks: Blocks) -> None:
     """What follows from weights and buffers, once they have their values."""
     freeze_rope(base)
+    blocks.settle()
     for state in states:
         if state.form is not None:
             settle_norms(base.get_submodule(state.facts.path), state.form)

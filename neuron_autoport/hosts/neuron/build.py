@@ -13,14 +13,18 @@ from neuron_autoport.hosts.neuron.assembly import Assembly, Ported
 from neuron_autoport.hosts.neuron.engine import current_ranks, model_dtype
 from neuron_autoport.hosts.neuron.errors import NeuronHostError, refuse
 from neuron_autoport.hosts.neuron.facts import LayerFacts
+from neuron_autoport.hosts.neuron.moe_blocks import decode_fits
+from neuron_autoport.hosts.neuron.moe_form import norms_apart
 from neuron_autoport.hosts.neuron.options import check_options
 from neuron_autoport.hosts.neuron.out_of_place import out_of_place
+from neuron_autoport.hosts.neuron.positions import check_positions
 from neuron_autoport.hosts.neuron.probe import read_layers
 from neuron_autoport.models.source import ModelSource, source_of_config
 from neuron_autoport.nf.dispatch import reference
 from neuron_autoport.pipeline import proved_port
 from neuron_autoport.port import Port
 from neuron_autoport.rewrite.emit import generate
+from neuron_autoport.rules.sources import load_library
 
 
 def build(cls: type[Any], config: PretrainedConfig, neuron_config: Any = None) -> Any:
@@ -38,7 +42,7 @@ def build(cls: type[Any], config: PretrainedConfig, neuron_config: Any = None) -
     with torch.device("cpu"):  # the runner builds in a meta context; proofs need numbers
         source = host_source(config)
         ranks = current_ranks()
-        by_expert = check_options(neuron_config, ranks.size, source.name)
+        served = check_options(neuron_config, ranks.size, source.name)
         small = small_source(source)
         try:
             layers = read_layers(source)
@@ -47,10 +51,18 @@ def build(cls: type[Any], config: PretrainedConfig, neuron_config: Any = None) -
             raise
         with reference():  # what is proved must not depend on the machine
             proved = proved_port(source)
-            ported = port_of(source, proved.port, layers)
-            without = self_test(cls, ported, small, ranks.size, by_expert)
+            port = _with_blocks(source, proved.port, ranks.size, served.by_expert)
+            ported = port_of(source, port, layers)
+            without = self_test(cls, ported, small, ranks.size, served)
+        check_positions(ported.port.model, small, source.name)
         dtype = model_dtype(config)
-        return Assembly(ported, ranks, dtype, without, by_expert).make(cls, neuron_config)
+        return Assembly(ported, ranks, dtype, without, served).make(cls, neuron_config)
+
+
+def _with_blocks(source: ModelSource, port: Port, ranks: int, by_expert: bool) -> Port:
+    """The port with norms that mixture blocks hold in decode apart; see `moe_form.norms_apart`."""
+    library = load_library(trust_code=source.trust_remote_code)
+    return norms_apart(port, library, decode_fits(ranks, by_expert))
 
 
 def port_of(source: ModelSource, port: Port, layers: list[LayerFacts]) -> Ported:

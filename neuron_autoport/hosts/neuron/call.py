@@ -22,7 +22,8 @@ class Call:
 
     metadata: the runner's dict per layer name. decode: one or a few tokens for each of several
     requests, else one request's prefill. positions: [B, S] absolute. rank: 0-dim tensor. masks: of the
-    decode kernel, made once per step.
+    decode kernel, made once per step. own_tokens: of this rank in a sequence-parallel prefill; 0: every rank
+    has all.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class Call:
         self.positions: torch.Tensor | None = None
         self.rank: torch.Tensor | None = None
         self.masks: dict[Any, torch.Tensor] = {}
+        self.own_tokens = 0
 
     def start(
         self,
@@ -38,9 +40,10 @@ class Call:
         decode: bool,
         positions: torch.Tensor,
         rank: torch.Tensor | None,
+        own_tokens: int = 0,
     ) -> None:
         """Begin a step."""
-        self.metadata, self.decode = metadata, decode
+        self.metadata, self.decode, self.own_tokens = metadata, decode, own_tokens
         self.positions, self.rank, self.masks = positions, rank, {}
 
     def end(self) -> None:

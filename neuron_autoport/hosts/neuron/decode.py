@@ -21,14 +21,14 @@ from neuron_autoport.hosts.neuron.decode_step import (
     half_table,
     kernel_slots,
 )
+from neuron_autoport.hosts.neuron.mixin import Before, put_before
 
 
 def with_decode(module: nn.Module, form: DecodeForm) -> None:
     """Give an attention module its decode form; `settle_norms` must follow when weights are loaded."""
-    cls = type(module)
     layer: LayerState = getattr(module, STATE)
     layer.form = form
-    module.__class__ = type(cls.__name__, (_Fused, cls), {"__module__": cls.__module__})
+    put_before(module, _Fused)
 
 
 def settle_norms(module: nn.Module, form: DecodeForm) -> None:
@@ -37,7 +37,7 @@ def settle_norms(module: nn.Module, form: DecodeForm) -> None:
         fold_head_norms(module, form.norm.query, form.norm.key, form.norm.eps)
 
 
-class _Fused:
+class _Fused(Before):
     """Comes before an attention class: decode steps go to the fused function."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ class _Fused:
             entry = layer.call.metadata[layer.name]
             if call_limit(entry, hidden.shape[1]) is None:
                 return fill_result(form.result, _decode(self, layer, entry, hidden, args, kwargs))
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
+        return super().forward(*args, **kwargs)
 
 
 def _decode(

@@ -85,15 +85,15 @@ def read_decode_form(plan: ClassPlan, child: Callable[[str], ClassPlan | None]) 
         raise NotThis("the sinks are computed")
     scale = call.attrs.get("scaling")
     return DecodeForm(
-        _place(plan, hidden),
-        None if cos is None else _place(plan, cos),
-        None if sin is None else _place(plan, sin),
+        place_of(plan, hidden),
+        None if cos is None else place_of(plan, cos),
+        None if sin is None else place_of(plan, sin),
         norm,
         qkv,
         out,
         call.inputs[0].shape[-1] ** -0.5 if scale is None else float(scale),
         None if sinks is None else sinks.target,
-        _result(plan),
+        result_of(plan),
     )
 
 
@@ -180,7 +180,7 @@ class _Head:
         return float(eps)
 
 
-def _place(plan: ClassPlan, op: Op) -> Path:
+def place_of(plan: ClassPlan, op: Op) -> Path:
     """Where the traced call held this input."""
     value = op.node.meta.get("val") if op.node is not None else None
     args, kwargs = plan.trace.call
@@ -195,7 +195,7 @@ def _key(key: Any) -> Any:
     return key.idx if isinstance(key, pytree.SequenceKey) else key.key
 
 
-def _result(plan: ClassPlan) -> Any:
+def result_of(plan: ClassPlan) -> Any:
     """What the forward returns, the tensor replaced by True."""
     leaves = pytree.tree_leaves(plan.trace.result)
     if sum(isinstance(x, torch.Tensor) for x in leaves) != 1 or any(

@@ -43,18 +43,27 @@ def fold_head_norms(module: nn.Module, query: str, key: str, eps: float) -> None
     for name, path in (("decode_q_gamma", query), ("decode_k_gamma", key)):
         norm = module.get_submodule(path)
         weight = next(norm.parameters(), None)
-        if weight is None or weight.is_meta:
-            continue
-        module.register_buffer(name, _head_gamma(norm, weight, eps), persistent=False)
+        if weight is not None:
+            gamma = norm_gamma(norm, eps, weight.shape[-1])
+            module.register_buffer(name, gamma, persistent=False)
 
 
-def _head_gamma(norm: nn.Module, weight: Tensor, eps: float) -> Tensor:
-    width = weight.shape[-1]
+def norm_gamma(norm: nn.Module, eps: float, width: int) -> Tensor:
+    """What an RMS norm multiplies by, [1, width]: from what it does to a row of ones.
+
+    In the dtype of the norm's weight if that holds it exactly, else float32. On the meta device, so is the
+    weight.
+    """
+    weight = next(norm.parameters(), None)
+    if weight is None:
+        return torch.ones(1, width)
+    if weight.is_meta:
+        return torch.empty(1, width, dtype=weight.dtype, device="meta")
     dtype = weight.dtype
     with torch.no_grad():
         norm.float()
         ones = torch.ones(1, 1, 1, width, device=weight.device)
-        gamma = norm(ones).view(1, width) * (1.0 + eps) ** 0.5
+        gamma: Tensor = norm(ones).view(1, width) * (1.0 + eps) ** 0.5
         norm.to(dtype)
     exact = torch.equal(gamma.to(dtype).float(), gamma)
     return gamma.to(dtype) if exact else gamma

@@ -85,6 +85,10 @@ class Ranks:
         summed = self.group.all_reduce(x)
         return x if summed is None else summed
 
+    def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part, along dim, of the sum of x over the ranks."""
+        return x if self.size == 1 else self.group.reduce_scatter(x, dim)
+
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The ranks' x side by side along dim."""
         return x if self.size == 1 else self.group.all_gather(x, dim)

@@ -1,4 +1,4 @@
-"""Experts of a mixture, in plain torch with fixed shapes.
+"""Experts of a mixture behind transformers' interface: in NF's form where a block has one, else in plain torch.
 
 Transformers dispatches experts classes through a registry. Its own functions choose rows by value,
 which neither the meta device nor a compiled graph can do. Here every expert runs on every token and its
@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from neuron_autoport.hosts.neuron.moe_experts import EXPERTS_STATE, affinities_of, run_experts
+
 EXPERTS = "neuron_autoport_dense"
-# Why no NF function runs the experts, as plans say it.
-DENSE = "every expert runs on every token; NF keeps the weights of experts in another layout"
+# What runs where no NF function does, as plans say it.
+DENSE = "every expert runs on every token"
 
 
 def dense_experts(
@@ -29,6 +31,9 @@ def dense_experts(
         top_k_index, top_k_weights: [T, k], the chosen experts of each token and their weights. An index
             that is no expert's chooses none.
     """
+    if (state := getattr(module, EXPERTS_STATE, None)) is not None:
+        affinities = affinities_of(top_k_index, top_k_weights, state.experts)
+        return run_experts(module, hidden, affinities)
     up_name = "gate_up_proj" if module.has_gate else "up_proj"
     first, second = getattr(module, up_name), module.down_proj
     count = first.shape[0]

@@ -7,7 +7,7 @@ own rows of each source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,14 +154,20 @@ class Pick(Lazy):
         return self.of.box((*box[:-1], (low, high)))[..., wanted - low]
 
 
-def pick(of: Lazy, columns: Sequence[int]) -> Lazy:
-    """Chosen entries of the last dimension; long runs of neighbours are read as cuts."""
-    runs: list[list[int]] = []
+def runs_of(columns: Iterable[int]) -> list[tuple[int, int]]:
+    """(start, end) of each run of neighbours, in their order."""
+    runs: list[tuple[int, int]] = []
     for column in columns:
         if runs and runs[-1][1] == column:
-            runs[-1][1] = column + 1
+            runs[-1] = (runs[-1][0], column + 1)
         else:
-            runs.append([column, column + 1])
+            runs.append((column, column + 1))
+    return runs
+
+
+def pick(of: Lazy, columns: Sequence[int]) -> Lazy:
+    """Chosen entries of the last dimension; long runs of neighbours are read as cuts."""
+    runs = runs_of(columns)
     if len(runs) * 8 > len(columns):
         return Pick(of, columns)
     last = len(of.shape) - 1

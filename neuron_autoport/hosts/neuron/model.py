@@ -40,6 +40,7 @@ class Parts:
     loading: Loading
     host_plan: HostPlan | None
     dtype: torch.dtype
+    sequence_parallel: bool = False
 
 
 class NeuronTransformersForCausalLM(nn.Module):
@@ -65,6 +66,7 @@ class NeuronTransformersForCausalLM(nn.Module):
         self.call, self.ranks, self.loading = parts.call, parts.ranks, parts.loading
         self.host_plan, self.dtype = parts.host_plan, parts.dtype
         self.first_layer = parts.layers[0].name
+        self.sequence_parallel = parts.sequence_parallel
 
     @classmethod
     def from_configs(
@@ -73,17 +75,22 @@ class NeuronTransformersForCausalLM(nn.Module):
         neuron_config: Any = None,
         text_neuron_config: Any = None,
         vision_neuron_config: Any = None,
-    ) -> NeuronTransformersForCausalLM:
+    ) -> Any:
         """Build the ported model of a configuration, every parameter on the meta device.
 
         Raises:
             NeuronHostError: the model, or this way of serving it, is not possible; by name and reason.
         """
-        from neuron_autoport.hosts.neuron.build import build
-
         if vision_neuron_config is not None:
             raise refuse("the model has a vision part; only text models are served")
-        return build(cls, hf_config, neuron_config or text_neuron_config)
+        return cls.built(hf_config, neuron_config or text_neuron_config)
+
+    @classmethod
+    def built(cls, config: PretrainedConfig, neuron_config: Any) -> Any:
+        """The model of a configuration, every parameter on the meta device."""
+        from neuron_autoport.hosts.neuron.build import build
+
+        return build(cls, config, neuron_config)
 
     def load_weights(
         self,
@@ -168,13 +175,28 @@ class NeuronTransformersForCausalLM(nn.Module):
         decode = entry["max_query_len"] <= entry["decode_token_threshold"]
         rows = entry["block_table_tensor"].shape[0] if decode else 1
         ids, places = input_ids.view(rows, -1), positions.view(rows, -1)
-        self.call.start(attn_metadata, decode, places, rank)
+        own = 0 if decode else self.own_tokens(ids.shape[1])
+        self.call.start(attn_metadata, decode, places, rank, own)
         set_decoding(decode)  # rules may have a form for decode
-        hidden = self.last_hidden(ids, places).flatten(0, 1)[sampling_positions]
+        hidden = self.last_hidden(ids, places)
+        hidden = self.ranks.all_gather(hidden, 1) if own else hidden
+        hidden = hidden.flatten(0, 1)[sampling_positions]
         set_decoding(False)
         self.call.end()
         logits = self.lm_head(hidden, rank)
         return self.sampling(self.lm_head, logits, sampling_params, logit_mask, rank)
+
+    def own_tokens(self, tokens: int) -> int:
+        """Tokens of each rank in a sequence-parallel prefill; 0 if every rank has all."""
+        if not self.sequence_parallel:
+            return 0
+        ranks = self.ranks.size
+        if tokens <= ranks or tokens % ranks:
+            raise refuse(
+                f"{tokens} tokens in prefill cannot be shared by {ranks} ranks (sequence parallel)",
+                "num_batched_tokens_buckets",
+            )
+        return tokens // ranks
 
     def last_hidden(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """What the base model gives for ids and positions [B, S]: [B, S, H]."""
@@ -184,8 +206,13 @@ class NeuronTransformersForCausalLM(nn.Module):
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Only for vLLM's check of what kind of model this is; the runner does not call it."""
-        embedded: torch.Tensor = self.model.get_input_embeddings()(input_ids)  # type: ignore[operator]
+        embedded: torch.Tensor = self.token_embedding()(input_ids)
         return embedded
+
+    def token_embedding(self) -> Any:
+        """The module that looks tokens up."""
+        base: Any = self.model
+        return base.get_input_embeddings()
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Only for vLLM's check of what kind of model this is; the runner does not call it."""

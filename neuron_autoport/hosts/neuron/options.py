@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from neuron_autoport.hosts.neuron.engine import engine_config
@@ -19,8 +20,25 @@ _ONLY = {
 }
 
 
-def check_options(neuron_config: Any, ranks: int, where: str) -> bool:
-    """Is expert parallel asked for? Refuses what is not served.
+# Our own settings beside the plugin's, as additional_config={"neuron_autoport": {...}}.
+OWN = "neuron_autoport"
+_SEQUENCE = "sequence_parallel"
+
+
+@dataclass(frozen=True)
+class Served:
+    """How the ranks share a model. by_expert: each has some of the experts. sequence_parallel: in prefill each
+    rank keeps its own tokens between the parts they share."""
+
+    by_expert: bool = False
+    sequence_parallel: bool = False
+
+
+ALONE = Served()
+
+
+def check_options(neuron_config: Any, ranks: int, where: str) -> Served:
+    """What is asked for. Refuses what is not served.
 
     Args:
         neuron_config: the plugin's configuration, or None. ranks: of the tensor-parallel group.
@@ -50,4 +68,17 @@ def check_options(neuron_config: Any, ranks: int, where: str) -> bool:
         raise refuse(
             f"ep_degree is {degree}; only that of tensor parallel, {ranks}, is served", where
         )
-    return by_expert and ranks > 1
+    return Served(by_expert and ranks > 1, _sequence_parallel(engine, where) and ranks > 1)
+
+
+def _sequence_parallel(engine: Any, where: str) -> bool:
+    given = getattr(engine, "additional_config", None)
+    own = given.get(OWN, {}) if isinstance(given, dict) else {}
+    example = f'additional_config={{"{OWN}": {{"{_SEQUENCE}": true}}}}'
+    unknown = sorted(set(own) - {_SEQUENCE}) if isinstance(own, dict) else [str(own)]
+    if unknown:
+        raise refuse(f"{OWN}: {unknown[0]} is no setting; there is {_SEQUENCE}", where, example)
+    asked = own.get(_SEQUENCE, False)
+    if not isinstance(asked, bool):
+        raise refuse(f"{OWN}.{_SEQUENCE} is {asked!r}, not true or false", where, example)
+    return asked

@@ -8,7 +8,7 @@ was; the self-test would show it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import libcst as cst
@@ -77,8 +77,8 @@ def _plan(plan: ClassPlan) -> ClassPlan | None:
             source = ForwardSource(plan.trace.forward, plan.trace.module_class)
         except NoSource:
             return None
-    fields: dict[str, Any] = {**vars(plan), "source": source}
-    return OutOfPlacePlan(**fields)
+    given: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    return OutOfPlacePlan(**{**given, "source": source})
 
 
 class _OutOfPlace(cst.CSTTransformer):

@@ -31,8 +31,8 @@ class Share:
 class Part:
     """Columns of a tensor, in their order; all of it where columns is None.
 
-    name: of the Hugging Face tensor; None for zeros. transpose: it is kept [out, in] and wanted [in, out].
-    cut: (dimension, start, end) taken before the rank's share.
+    name: of the Hugging Face tensor; None for zeros. transpose: it is kept [..., out, in] and wanted
+    [..., in, out]. cut: (dimension, start, end) taken before the rank's share. plus: added to it.
     """
 
     name: str | None
@@ -40,16 +40,21 @@ class Part:
     columns: Sequence[int] | None = None
     share: Share | None = None
     cut: tuple[int, int, int] | None = None
+    plus: float = 0.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One parameter: its parts side by side along dim. row: a bias that becomes [1, n]. scale: factor."""
+    """One parameter: its parts side by side along dim, or, stacked, along a new dimension there.
+
+    row: a bias that becomes [1, n]. scale: factor.
+    """
 
     parts: tuple[Part, ...]
     row: bool = False
     scale: float = 1.0
     dim: int = -1
+    stacked: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +64,10 @@ class Recipe:
     def make(self, tensors: Mapping[str, Lazy], rank: int) -> torch.Tensor:
         """The rank's tensor."""
         found = [_part(part, tensors, rank) for part in self.parts]
-        tensor = found[0] if len(found) == 1 else torch.cat(found, self.dim)
+        if self.stacked:
+            tensor = torch.stack(found, self.dim)
+        else:
+            tensor = found[0] if len(found) == 1 else torch.cat(found, self.dim)
         if self.row:
             tensor = tensor[None]
         return tensor if self.scale == 1.0 else tensor * self.scale
@@ -77,12 +85,18 @@ def _part(part: Part, tensors: Mapping[str, Lazy], rank: int) -> torch.Tensor:
     else:
         lazy = tensors[part.name]
         if part.transpose:
-            lazy = Swap(lazy, 0, 1)
+            last = len(lazy.shape) - 1
+            lazy = Swap(lazy, last - 1, last)
         if part.columns is not None:
             lazy = pick(lazy, part.columns)
     if part.cut is not None:
         lazy = lazy.narrow(*part.cut)
-    share = part.share
+    tensor = _shared(lazy, part.share, rank)
+    return tensor + part.plus if part.plus else tensor
+
+
+def _shared(lazy: Lazy, share: Share | None, rank: int) -> torch.Tensor:
+    """The rank's part of a tensor; zeros where it goes past the end."""
     if share is None:
         return lazy.read()
     start = share.start(rank)

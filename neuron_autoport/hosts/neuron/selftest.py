@@ -1,8 +1,8 @@
 """The hosted form tried on a small model of the same kind, before any weight of the real one is read.
 
 The small model runs as transformers has it (eager, float32, whole sequences), and hosted: a padded prefill
-of each of two requests, then both decoded together. Logits must agree. A decode form or a sharing that
-changes them is left out, by class; a model whose hosted form differs without them is refused.
+of each of two requests, then both decoded together. Logits must agree. A decode form, a mixture block's
+form or a sharing that changes them is left out, by class; a model whose hosted form differs without them is refused.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from neuron_autoport.hosts.neuron.checkpoint import MemoryCheckpoint
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.errors import refuse
 from neuron_autoport.hosts.neuron.mixers import foreign_mixers
+from neuron_autoport.hosts.neuron.moe_form import read_forms
+from neuron_autoport.hosts.neuron.options import ALONE, OWN, Served
 from neuron_autoport.hosts.neuron.probe import read_layers
 from neuron_autoport.hosts.neuron.share_experts import is_experts
 from neuron_autoport.hosts.neuron.stepper import hosted_logits
@@ -60,7 +62,7 @@ def self_test(
     ported: Ported,
     small: ModelSource,
     ranks: int,
-    by_expert: bool = False,
+    served: Served = ALONE,
     rules: tuple[Rule, ...] | None = None,
 ) -> Without:
     """What must not be used for this model: decode forms and sharing that fail on the small one.
@@ -71,17 +73,19 @@ def self_test(
     Raises:
         NeuronHostError: the hosted small model computes something else.
     """
-    path = cache_folder("neuron_host") / f"{_key(ported, ranks > 1, by_expert)}.json"
+    how = (ranks > 1, served.by_expert, served.sequence_parallel)
+    path = cache_folder("neuron_host") / f"{_key(ported, *how)}.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return Without(dict(found["decode"]), dict(found["sharing"]))
+        return Without(dict(found["decode"]), dict(found["sharing"]), dict(found["experts"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or written by another version: try anew
     without = _try(
-        Trial(cls, ported, small, by_expert, rules or load_library()), ported.source.name, ranks
+        Trial(cls, ported, small, served, rules or load_library()), ported.source.name, ranks
     )
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps({"decode": without.decode, "sharing": without.sharing}))
+    found = {name: getattr(without, name) for name in ("decode", "sharing", "experts")}
+    part.write_text(json.dumps(found))
     part.replace(path)
     return without
 
@@ -106,12 +110,14 @@ def _try(test: Trial, name: str, ranks: int) -> Without:
             f"{name}: hosted, a small model of its kind gives other logits (relative error {error:.1e})",
             name,
         )
-    for cls in test.fused():
-        error = test.error(test.unfused(cls), 1)
-        if error > TOLERANCE:
-            without.decode[cls] = f"on a small model it gave other logits (error {error:.1e})"
+    for found, classes in ((without.decode, test.fused()), (without.experts, test.blocks)):
+        for cls in classes:
+            error = test.error(test.unfused(cls), 1)
+            if error > TOLERANCE:
+                found[cls] = f"on a small model it gave other logits (error {error:.1e})"
     if ranks > 1:
         test.try_sharing(without)
+        test.try_sequence(without, name)
     return without
 
 
@@ -123,13 +129,16 @@ class Trial:
         cls: type[Any],
         ported: Ported,
         small: ModelSource,
-        by_expert: bool,
+        served: Served,
         rules: tuple[Rule, ...],
     ) -> None:
-        self.cls, self.by_expert = cls, by_expert
+        self.cls = cls
+        self.served = Served(served.by_expert)  # as all ranks have all tokens
+        self.asked = served
         refuse_state(ported.source, small)
         port = port_model(small, rules, without=ported.port.without)
         self.ported = port_of(small, port, read_layers(small))
+        self.blocks = sorted({form.class_name for form in read_forms(port)[0].values()})
         model = real_model(small, dtype=torch.float32, attn_implementation="eager")
         self.state = {k: v.clone() for k, v in model.state_dict().items()}
         vocabulary = int(small.text_config.vocab_size)
@@ -148,7 +157,7 @@ class Trial:
             )
 
     def hosted(self, without: Without, ranks: Ranks) -> Any:
-        assembly = Assembly(self.ported, ranks, torch.float32, without, self.by_expert)
+        assembly = Assembly(self.ported, ranks, torch.float32, without, self.served)
         model = assembly.make(self.cls, None)
         model.loading.load(model, MemoryCheckpoint(self.state), "cpu")
         return model
@@ -159,9 +168,13 @@ class Trial:
         return [c.class_name for c in plan.choices if c.phase == "decode" and c.runs == "kernel"]
 
     def unfused(self, but: str = "") -> Without:
-        """No fused decode, but for one class."""
+        """No fused decode and no mixture block in NF's form, but for one class."""
         names = {facts.class_name for facts in self.ported.layers} - {but}
-        return Without(decode=dict.fromkeys(names, "not in this trial"), any_size=True)
+        reason = "not in this trial"
+        blocks = {name for name in self.blocks if name != but}
+        return Without(
+            dict.fromkeys(names, reason), experts=dict.fromkeys(blocks, reason), any_size=True
+        )
 
     def error(self, without: Without, ranks: int) -> float:
         """Largest difference of logits, relative to the largest logit."""
@@ -200,13 +213,27 @@ class Trial:
             return
         names = {p.trace.module_class.__name__ for p in self.ported.port.plans if p.sites}
         names |= {type(m).__name__ for m in self.ported.port.model.modules() if is_experts(m)}
+        names |= set(self.blocks)
         reason = "shared by ranks, a small model gave other logits"
         alone = dict.fromkeys(names, reason)
         for name in sorted(names):
             others = {n: r for n, r in alone.items() if n != name}
-            trial = Without(without.decode, others)
+            trial = Without(without.decode, others, without.experts)
             if self.error(trial, RANKS) > TOLERANCE:
                 without.sharing[name] = reason
+
+    def try_sequence(self, without: Without, name: str) -> None:
+        """Refuse sequence-parallel prefill, if it is asked for and changes the logits."""
+        if not self.asked.sequence_parallel:
+            return
+        self.served = self.asked
+        if self.error(without, RANKS) > TOLERANCE:
+            raise refuse(
+                f"{name}: with the tokens of a prefill shared by ranks, a small model of its kind failed or gave "
+                "other logits: something needs all tokens at once",
+                name,
+                f'additional_config={{"{OWN}": {{"sequence_parallel": false}}}}',
+            )
 
 
 def refuse_state(source: ModelSource, small: ModelSource) -> None:
@@ -251,6 +278,9 @@ class _Member:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.exchange(x)).sum(0)
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return self.all_reduce(x).chunk(self.world_size, dim)[self.rank_in_group]
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         return torch.cat(self.exchange(x), dim)

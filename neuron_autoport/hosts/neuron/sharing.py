@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from neuron_autoport.fused import FusedWeight
 from neuron_autoport.hosts.neuron.call import Call
 from neuron_autoport.hosts.neuron.engine import Ranks
+from neuron_autoport.hosts.neuron.mixin import Before, put_before
+from neuron_autoport.hosts.neuron.sequence import gathered, summed
 
 if TYPE_CHECKING:
     from neuron_autoport.rewrite.plan import ClassPlan
@@ -68,20 +69,22 @@ def rank_heads(heads: int, kv_heads: int, ranks: int) -> tuple[int, int]:
     return heads // ranks, max(kv_heads // ranks, 1)
 
 
-def sum_results(module: nn.Module, ranks: Ranks) -> None:
+def sum_results(module: nn.Module, call: Call, ranks: Ranks) -> None:
     """Sum what a shared module returns over the ranks."""
-    cls = type(module)
-    object.__setattr__(module, "neuron_ranks", ranks)
-    module.__class__ = type(cls.__name__, (_Summed, cls), {"__module__": cls.__module__})
+    object.__setattr__(module, "neuron_shared", (call, ranks))
+    put_before(module, _Summed)
 
 
-class _Summed:
+class _Summed(Before):
     """Comes before a shared class: its one tensor is a part of the sum."""
 
+    neuron_shared: tuple[Call, Ranks]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().forward(*args, **kwargs)  # type: ignore[misc]
-        ranks: Ranks = self.neuron_ranks  # type: ignore[attr-defined]
-        return pytree.tree_map_only(torch.Tensor, ranks.all_reduce, result)
+        call, ranks = self.neuron_shared
+        if call.own_tokens:
+            args, kwargs = gathered((args, kwargs), call, ranks)
+        return summed(super().forward(*args, **kwargs), call, ranks)
 
 
 def share_vocabulary(embedding: nn.Embedding, call: Call, ranks: Ranks) -> int:
@@ -95,22 +98,25 @@ def share_vocabulary(embedding: nn.Embedding, call: Call, ranks: Ranks) -> int:
     embedding.weight = nn.Parameter(
         torch.empty(rows, width, dtype=embedding.weight.dtype, device="meta"), requires_grad=False
     )
-    cls = type(embedding)
     object.__setattr__(embedding, "neuron_share", (call, ranks, rows))
     embedding.padding_idx = None  # of the whole vocabulary; it has no part in a forward
-    embedding.__class__ = type(cls.__name__, (_Looked, cls), {"__module__": cls.__module__})
+    put_before(embedding, _Looked)
     return rows
 
 
-class _Looked:
+class _Looked(Before):
     """Comes before an embedding class of which each rank has some rows."""
 
+    neuron_share: tuple[Call, Ranks, int]
+
     def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        call, ranks, rows = self.neuron_share  # type: ignore[attr-defined]
+        call, ranks, rows = self.neuron_share
+        assert call.rank is not None
         local = ids - call.rank * rows
         own = (local >= 0) & (local < rows)
-        found = super().forward(torch.where(own, local, torch.zeros_like(local)), *args, **kwargs)  # type: ignore[misc]
-        summed: Tensor = ranks.all_reduce(
-            torch.where(own[..., None], found, torch.zeros_like(found))
+        safe = torch.where(own, local, torch.zeros_like(local))
+        found = super().forward(safe, *args, **kwargs)
+        looked: Tensor = summed(
+            torch.where(own[..., None], found, torch.zeros_like(found)), call, ranks
         )
-        return summed
+        return looked

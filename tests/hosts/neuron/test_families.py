@@ -12,44 +12,39 @@ import torch
 from neuron_autoport.accuracy.three_way import assert_close_three_way
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
 from neuron_autoport.hosts.neuron.stepper import hosted_logits
-from tests.hosts.neuron.checkpoints import MODEL, small, write
+from tests.hosts.neuron.checkpoints import MODEL, Checkpoint, small, write
 from tests.neuron.engine.options import Options
 from tests.neuron.runner import Round, generate, generate_rounds
 
-# Windows are four tokens wide; the prompts and what follows are longer, and cross blocks of 32.
-LENGTHS, TOKENS = (5, 40), 4
+# Windows are four tokens wide; most prompts and what follows are longer, and cross blocks of 32.
+TOKENS = 4
 FAMILIES = (
     "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "granite", "phi3", "stablelm", "glm4",
     "olmo2", "mixtral", "qwen3_moe", "gpt_oss", "gpt2", "gpt_neox", "smollm3", "cohere2", "gemma", "olmo",
     "phi", "starcoder2", "olmoe", "exaone4", "qwen2_moe", "apertus",
 )  # fmt: skip
+CHANGES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_positions": 256},  # warm-up goes through all positions
+}
+# Requests that run together, one round after the other on one loaded model: blocks are used again, and what an
+# earlier request left in them must not be seen.
+ROUNDS = ((5,), (40,), (7, 40), (12, 33, 5), (7, 40, 12, 33, 5))
 # Teacher-forced: both dtypes see the same tokens.
 BF16 = ("llama", "qwen3", "gemma2", "gemma3_text", "mixtral", "gpt_oss", "olmo2", "stablelm")
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_greedy_tokens_equal_hugging_face(model_type: str, tmp_path: Path) -> None:
-    more = (
-        {"n_positions": 256} if model_type == "gpt2" else {}
-    )  # warm-up goes through all positions
-    saved = write(tmp_path, small(model_type, **more))
-    prompts = saved.prompts(*LENGTHS)
-    made = generate(
-        MODEL, tmp_path, prompts, TOKENS, compile=False, on_device_sampling=False, allow_traps=False
-    )
-    wanted = [saved.logits(p, TOKENS) for p in prompts]
-    assert made.tokens == [[int(row.argmax()) for row in rows] for rows in wanted]
-    for got, want in zip(made.logits, wanted, strict=True):
-        assert got is not None
-        assert (got - want).abs().max() <= 1e-4 * want.abs().max()
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3, 5])
-def test_batches_agree(batch: int, tmp_path: Path) -> None:
-    saved = write(tmp_path, small("gemma3_text"))
-    prompts = saved.prompts(*(7, 40, 12, 33, 5)[:batch])
-    made = generate(MODEL, tmp_path, prompts, 4, compile=False, batch=batch)
-    assert made.tokens == [saved.greedy(p, 4) for p in prompts]
+    """Alone, a second request after the first, and in batches of 2, 3 and 5."""
+    saved = write(tmp_path, small(model_type, **CHANGES.get(model_type, {})))
+    rounds = [Round(saved.prompts(*lengths), TOKENS) for lengths in ROUNDS]
+    options = Options(batch=5, buckets=(128,), compile=False, on_device_sampling=False)
+    for given, made in zip(rounds, generate_rounds(MODEL, tmp_path, rounds, options), strict=True):
+        wanted = [saved.logits(list(p), TOKENS) for p in given.prompts]
+        assert made.tokens == [[int(row.argmax()) for row in rows] for rows in wanted]
+        for got, want in zip(made.logits, wanted, strict=True):
+            assert got is not None
+            assert (got - want).abs().max() <= 1e-4 * want.abs().max()
 
 
 def test_chunked_prefill_goes_through_the_cache(tmp_path: Path) -> None:
@@ -82,30 +77,23 @@ def test_soft_capped_attention_calls_no_function_that_drops_it(tmp_path: Path) -
     assert made.log.of("qkv_proj")
 
 
-def test_two_requests_in_a_row_equal_two_fresh_runs(tmp_path: Path) -> None:
-    """Blocks are used again; what the first request left in them must not be seen."""
-    saved = write(tmp_path, small("gemma3_text"))
-    first, second = saved.prompts(40, 21)
-    options = Options(compile=False, batch=1)
-    after = generate_rounds(MODEL, tmp_path, [Round([first], 4), Round([second], 4)], options)
-    fresh = [generate_rounds(MODEL, tmp_path, [Round([p], 4)], options)[0] for p in (first, second)]
-    assert [r.tokens for r in after] == [r.tokens for r in fresh]
-    assert [r.tokens[0] for r in after] == [saved.greedy(p, 4) for p in (first, second)]
-
-
 @pytest.mark.parametrize("model_type", BF16)
 def test_bfloat16_is_no_further_from_float32(model_type: str, tmp_path: Path) -> None:
     """Prefill and three decode steps of two requests, by the plugin's own three-way rule."""
-    saved = write(tmp_path, small(model_type))
+    check_bfloat16(write(tmp_path, small(model_type)), model_type)
+
+
+def check_bfloat16(saved: Checkpoint, name: str) -> None:
+    """Hosted in bfloat16, a checkpoint's model is no further from float32 than Hugging Face's in bfloat16."""
     rows = saved.prompts(14, 9)
     config = copy.deepcopy(saved.config)
     config.dtype = torch.bfloat16
     model = NeuronTransformersForCausalLM.from_configs(config)
-    model.load_weights(str(tmp_path), "cpu")
+    model.load_weights(str(saved.folder), "cpu")
     ours = hosted_logits(model, [r[:-3] for r in rows], [r[-3:] for r in rows])
     exact = _last_logits(saved.model, rows)
     theirs = _last_logits(saved.model.bfloat16(), rows)
-    assert_close_three_way(exact, theirs, ours, name=model_type)
+    assert_close_three_way(exact, theirs, ours, name=name)
 
 
 def _last_logits(model: Any, rows: list[list[int]]) -> torch.Tensor:

@@ -40,12 +40,16 @@ class Case:
     style: str = "half"
 
 
-# Gemma: four norms a layer, one of which is fused with the sum before it; Gemma 3 norms q and k too.
+# Gemma: four norms a layer, one of which is fused with the sum before it; Gemma 3 norms q and k, too,
+# in one kernel with RoPE.
 # Cohere: one norm and both branches from it. GPT-NeoX: two norms, also with parallel branches.
 CASES = {
     "gemma2": Case({}, {"rms_norm": 3, "add_rms_norm": 1, "rope": 2}, {"rms_norm": 1}, True),
     "gemma3_text": Case(
-        {"head_dim": 256}, {"rms_norm": 5, "add_rms_norm": 1, "rope": 2}, {"rms_norm": 1}, True
+        {"head_dim": 256},
+        {"rms_norm": 3, "add_rms_norm": 1, "qk_norm_rope": 1},
+        {"rms_norm": 1},
+        True,
     ),
     "cohere": Case({}, {"layer_norm": 1, "rope": 2}, {"layer_norm": 1}, False, style="interleaved"),
     "gpt_neox": Case({}, {"layer_norm": 2, "rope": 2}, {"layer_norm": 1}, False, rotary=0.25),

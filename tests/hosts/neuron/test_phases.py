@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from neuron_autoport import kernels as NK
-from neuron_autoport.rules.library import builtin_folder
+from neuron_autoport.rules.builtin import builtin_folder
 from tests.hosts.neuron.checkpoints import MODEL, small, write
 from tests.neuron.runner import generate
 
@@ -39,6 +40,7 @@ def test_each_phase_makes_its_call(
     seen: list[bool] = []
     original = NK.rms_norm
 
+    @functools.wraps(original)
     def spy(*args: Any, **kwargs: Any) -> Any:
         seen.append("offset" in kwargs)
         return original(*args, **kwargs)

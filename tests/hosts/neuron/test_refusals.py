@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from neuron_autoport.hosts.neuron import positions
 from neuron_autoport.hosts.neuron.errors import NeuronHostError
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
 from tests.hosts.neuron.checkpoints import small
@@ -70,3 +71,20 @@ def test_frequencies_that_change_with_the_length() -> None:
     }
     text = refusal(config)
     assert "beyond 64 positions" in text and "--max-model-len 64" in text
+
+
+@pytest.mark.parametrize("model_type", ["opt", "biogpt", "gpt2"])
+def test_positions_that_a_table_does_not_hold(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the table is, and one longer; rows that the model skips at its start are no positions."""
+    config = small(model_type)
+    held = int(config.max_position_embeddings)
+    for longest in (held, held + 1):
+        monkeypatch.setattr(positions, "longest_sequence", lambda longest=longest: longest)
+        if longest == held:
+            with torch.device("meta"):
+                NeuronTransformersForCausalLM.from_configs(config)
+        else:
+            text = refusal(config)
+            assert f"holds {held} positions" in text and f"--max-model-len {held}" in text

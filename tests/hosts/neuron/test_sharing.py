@@ -74,9 +74,3 @@ def test_shapes_of_one_rank() -> None:
 def test_heads_that_do_not_divide_stay_whole_and_the_plan_says_so() -> None:
     plan = assemble("llama", 3).host_plan
     assert "cannot be shared by 3 ranks" in plan.replicated["LlamaAttention"]
-
-
-def test_the_plan_says_what_runs_the_experts() -> None:
-    runs = {(c.phase, c.call): c.runs for c in assemble("mixtral", 1).host_plan.choices}
-    for phase in ("prefill", "decode"):
-        assert runs[phase, "experts"].startswith("torch: every expert runs on every token")

@@ -75,13 +75,20 @@ def test_fused_weights_hold_the_checkpoint_values(tmp_path: Path) -> None:
 
 
 def test_experts_saved_one_by_one_are_merged(tmp_path: Path) -> None:
-    """Hugging Face saves each expert on its own and merges them while it loads."""
+    """Hugging Face saves each expert on its own and merges them while it loads; here into NF's layout."""
     saved = write(tmp_path, small("qwen3_moe"))
     keys = {k for f in tmp_path.glob("*.safetensors") for k in load_file(f)}
     assert any(".experts.0.gate_proj.weight" in k for k in keys)
     got, state = dict(load(saved).named_parameters()), saved.model.state_dict()
     merged = [k for k in state if k.endswith("experts.gate_up_proj")]
-    assert merged and all(torch.equal(got[k], state[k]) for k in merged)
+    assert merged
+    for key in merged:
+        experts, inner = key.removesuffix(".gate_up_proj"), state[key].shape[1] // 2
+        gate_up = got[f"{experts}.nf_gate_up"]
+        assert torch.equal(gate_up[:, :, 0], state[key][:, :inner].transpose(1, 2))
+        assert torch.equal(gate_up[:, :, 1], state[key][:, inner:].transpose(1, 2))
+        down = state[f"{experts}.down_proj"]
+        assert torch.equal(got[f"{experts}.nf_down"], down.transpose(1, 2))
 
 
 def test_a_tied_head_is_a_parameter_of_its_own(tmp_path: Path) -> None:

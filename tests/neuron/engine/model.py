@@ -71,7 +71,7 @@ def _vllm_config(folder: str, hf_config: Any, options: Options, neuron: NeuronCo
             enable_expert_parallel=options.expert_parallel,
         ),
         cache_config=SimpleNamespace(block_size=options.block_size, cache_dtype="auto"),
-        additional_config={"neuron_config": neuron},
+        additional_config={"neuron_config": neuron, **options.additional},
         speculative_config=None,
         quant_config=None,
     )

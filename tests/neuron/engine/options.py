@@ -25,6 +25,7 @@ class Options:
     mask: "" no logit masks; "full" [R, V] or "local" [R, V / tp] masks (structured outputs).
     semantics: how the double treats the corners where its kernel and torch forms differ.
     allow_traps: whether a call may step into a documented trap.
+    neuron_config: more of its fields. additional: what stands beside it in additional_config.
     simulate: NKI kernels run, in the simulator of tests/nki_sim; not with `compile`.
     """
 
@@ -50,6 +51,7 @@ class Options:
     ep_degree: int = 1
     expert_parallel: bool = False
     neuron_config: dict[str, Any] = field(default_factory=dict)
+    additional: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.simulate and self.compile:
