@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,7 @@ def main() -> None:
     if options.update:
         kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         for row in rows:
-            data = asdict(row)
-            kept[data.pop("model_type")] = {k: v for k, v in data.items() if k != "seconds"}
+            kept[row.model_type] = {"result": row.result, "theirs": row.theirs}
         text = json.dumps(dict(sorted(kept.items())), indent=1)
         KEPT.write_text(text + "\n", encoding="utf-8")
     print(json.dumps(totals(rows, time.perf_counter() - started)))

@@ -147,7 +147,7 @@ def _idle(model: nn.Module, trace: ModuleTrace) -> set[str]:
     }
 
 
-def _base(model: nn.Module) -> str:
+def base_path(model: nn.Module) -> str:
     """Path of the base model in a causal language model; empty if there is none."""
     prefix = getattr(model, "base_model_prefix", "")
     if prefix and isinstance(getattr(model, prefix, None), nn.Module):
@@ -200,4 +200,4 @@ def plan_trace(
         known = where.setdefault(path, plans[part])
         if known is not plans[part] and known.new_source() != plans[part].new_source():
             where[path] = left_alone(known, "AP206", "this module is called in two different ways")
-    return Port(model, trace, tuple(plans.values()), where, _base(model), {}, without)
+    return Port(model, trace, tuple(plans.values()), where, base_path(model), {}, without)

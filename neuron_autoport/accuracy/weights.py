@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from neuron_autoport.accuracy.checkpoint import check_files, check_loaded, check_shape
 from neuron_autoport.errors import AutoportError, ModelError
 from neuron_autoport.models.build import meta_model, real_model
+from neuron_autoport.models.checkpoint import check_files, check_loaded, check_shape
 from neuron_autoport.models.failures import BUILD_ERRORS, one_line
 from neuron_autoport.models.source import ModelSource
 

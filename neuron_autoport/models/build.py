@@ -82,6 +82,8 @@ def _from_config(
         given, name = source.config, source.name
         if source.trust_remote_code:
             kwargs["trust_remote_code"] = True
+        if source.prepare is not None:
+            kwargs["attn_implementation"] = "eager"
     else:
         given, name = source, source.model_type
     config = copy.deepcopy(given)
@@ -92,6 +94,8 @@ def _from_config(
         raise build_failed(err, what=f"The model of `{name}`", where=name, config=config) from err
     finally:
         torch.set_default_dtype(default_dtype)
+    if isinstance(source, ModelSource) and source.prepare is not None:
+        source.prepare(model, attn_implementation)
     return model.eval()
 
 

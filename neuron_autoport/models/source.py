@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -50,6 +52,8 @@ class ModelSource:
         text_config: the part that describes the text model; `config` itself where there is no part.
         architecture: class name of the causal language model.
         trust_remote_code: the user allowed the model's own code to run.
+        prepare: changes each model right after it was built, with its attention as written; it gets the model and
+        the attention implementation it is to have.
     """
 
     name: str
@@ -59,6 +63,7 @@ class ModelSource:
     text_config: PretrainedConfig
     architecture: str
     trust_remote_code: bool = False
+    prepare: Callable[[nn.Module, str | None], None] | None = None
 
 
 def source_of_config(

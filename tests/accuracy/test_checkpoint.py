@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -69,9 +70,17 @@ def gone(file: Path, _: Tensors) -> None:
     file.unlink()
 
 
+def no_shard(file: Path, tensors: Tensors) -> None:
+    """An index that names a second file, which is not there."""
+    where = dict.fromkeys(tensors, file.name) | {UP: "model-00002.safetensors"}
+    text = json.dumps({"metadata": {}, "weight_map": where})
+    file.with_name("model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (no_shard, ["not there: model-00002.safetensors", "index.json", "copy them to"]),
         (without, ["lacks tensors", UP]),
         (renamed, ["lacks tensors", UP, "nearest", "up_projection"]),
         (reshaped, ["other shapes", UP, "is [3, 3], must be [96, 64]"]),

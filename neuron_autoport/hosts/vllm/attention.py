@@ -22,6 +22,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from neuron_autoport.hosts.vllm.compat import HostError, refused
 from neuron_autoport.hosts.vllm.masks import Mask, layer_key
+from neuron_autoport.hosts.vllm.operations import attend, can_attend
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.trace.ops import Op
 
@@ -29,14 +30,14 @@ INTERFACE = "neuron_autoport_vllm"
 LAYER = "attn"  # vLLM's own backend has it there, and its loaders know the name
 # Arguments of the interface that do not change the result in inference, or come from the mask.
 _HARMLESS = frozenset(("mask", "dropout", "position_ids", "is_causal", "cache_position"))
-_KNOWN = frozenset(("scaling", "sliding_window", "softcap", "s_aux"))
+_KNOWN = frozenset(("scaling", "sliding_window", "softcap", "s_aux", "alibi_slopes"))
 
 
 @dataclass(frozen=True)
 class Facts:
     """One attention call. heads, kv_heads: of the whole model. sinks: path of their parameter, or None.
 
-    key_size, value_size: width of a head. window: handed to the call, or None.
+    key_size, value_size: width of a head. window: handed to the call, or None. slopes: of an ALiBi bias by head.
     """
 
     heads: int
@@ -47,6 +48,7 @@ class Facts:
     window: int | None
     soft_cap: float | None
     sinks: str | None
+    slopes: tuple[float, ...] | None = None
 
 
 def read_attention(plan: ClassPlan) -> Facts | str | None:
@@ -80,6 +82,7 @@ def read_attention(plan: ClassPlan) -> Facts | str | None:
         op.attrs.get("sliding_window") or None,
         float(op.attrs.get("softcap") or 0) or None,
         sinks.target if isinstance(sinks, Op) else None,
+        op.attrs.get("alibi_slopes"),
     )
 
 
@@ -159,13 +162,15 @@ def _layer(
         kwargs["per_layer_sliding_window"] = window
     if facts.sinks is not None:
         kwargs["sinks"] = _share_sinks(module, facts.sinks, ranks, model.device_config.device)
+    if facts.slopes is not None:
+        kwargs["alibi_slopes"] = list(facts.slopes)
     cache = model.cache_config
     held, cache.sliding_window = (
         cache.sliding_window,
         None,
     )  # a layer without a window of its own has none
     try:
-        return Attention(
+        layer = Attention(
             facts.heads // ranks,
             _head_size(facts, model, place, where),
             facts.scale,
@@ -178,6 +183,8 @@ def _layer(
         )
     finally:
         cache.sliding_window = held
+    layer.in_one_call = can_attend(layer, model.vllm_config)
+    return layer
 
 
 def _head_size(facts: Facts, model: Any, place: str, where: str) -> int:
@@ -228,17 +235,19 @@ def paged_attention(
             f"{layer.layer_name}: {query.shape[1]} query and {key.shape[1]} key heads for a cache of "
             f"{layer.num_heads} and {layer.num_kv_heads}"
         )
-    flat = [_rows(x, layer.head_size) for x in (query, key, value)]
-    out = layer(*flat).view(1, tokens, -1, layer.head_size)
+    rows = [_rows(x, layer.head_size) for x in (query, key, value)]
+    if layer.in_one_call:
+        out = attend(*rows, layer.layer_name)
+    else:
+        out = layer(*(x.flatten(1) for x in rows))
+    out = out.view(1, tokens, -1, layer.head_size)
     return (out if width == layer.head_size else out[..., :width]), None
 
 
 def _rows(x: torch.Tensor, size: int) -> torch.Tensor:
-    """[1, N, T, D] -> [T, N * size], heads filled up with zeros, which change no score."""
-    x = x.transpose(1, 2)
-    if x.shape[-1] < size:
-        x = F.pad(x, (0, size - x.shape[-1]))
-    return x.reshape(x.shape[1], -1)
+    """[1, N, T, D] -> [T, N, size], heads filled up with zeros, which change no score."""
+    x = x.transpose(1, 2)[0]
+    return F.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
 
 
 ALL_ATTENTION_FUNCTIONS.register(INTERFACE, paged_attention)

@@ -156,14 +156,14 @@ def check_model(model_config: Any) -> ModelSource:
     """
     config, where = model_config.hf_config, str(model_config.model)
     if config is not config.get_text_config():
-        what = f"`{config.model_type}` is multimodal; only text models are served"
+        what = f"AP412: `{config.model_type}` is multimodal; only text models are served"
         raise HostError(what, where, f"vllm serve {where} --model-impl auto")
     try:
         return source_of_config(
             config, where, trust_remote_code=bool(model_config.trust_remote_code)
         )
     except ModelError as error:
-        raise HostError(error.what, error.where, error.next_step) from None
+        raise HostError(f"AP412: {error.what}", error.where, error.next_step) from None
 
 
 def with_fusers(

@@ -25,13 +25,13 @@ def apply_head(model: Any, proved: ProvedPort) -> None:
     try:
         head = read_head(proved.port.trace)
     except UnknownHead as error:
-        raise HostError(f"logits: {error}", where, f"autoport inspect {where}") from None
+        raise HostError(f"AP412: logits: {error}", where, f"autoport inspect {where}") from None
     if not f"{head.reads}.".startswith(f"{proved.port.base}."):
-        what = f"logits: `{head.reads}` stands between the base model and the head"
+        what = f"AP412: logits: `{head.reads}` stands between the base model and `{head.module}`"
         raise HostError(what, where, f"autoport inspect {where}")
     if head.soft_cap is not None and head.scale != 1.0:
         raise HostError(
-            f"logits are scaled by {head.scale:g} before their soft-cap, which vLLM cannot do",
+            f"AP412: logits are scaled by {head.scale:g} before their soft-cap, which vLLM cannot do",
             where,
             f"autoport inspect {where}",
         )

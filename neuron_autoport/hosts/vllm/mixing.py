@@ -2,14 +2,15 @@
 
 Attention calls go to a function that answers zeros and keeps the rule of their mask; modules with recurrent state
 answer zeros. Then tokens are changed, and no later row may change: if one does, something else in the model looks
-back, and an engine that shows the model a few tokens at a time would serve it wrong.
+back, and an engine that shows the model a few tokens at a time would serve it wrong. Nor may it matter in which row a
+token stands: those of an engine are of several requests.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from neuron_autoport.errors import ModelError
 from neuron_autoport.hosts.vllm.compat import refused
 from neuron_autoport.hosts.vllm.masks import Mask, layer_key, window_of
 from neuron_autoport.hosts.vllm.states import state_argument
+from neuron_autoport.hosts.vllm.written_out.interface import asks_interface
 from neuron_autoport.models.build import real_model
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.prove.model import small_source
@@ -63,8 +65,11 @@ class Found:
     continued: dict[str, bool]
 
 
-def read_masks(source: ModelSource) -> Found:
+def read_masks(source: ModelSource, reasons: Mapping[str, str] | None = None) -> Found:
     """Run the small model.
+
+    Args:
+        reasons: why a class that writes out its attention could not be rewritten, by name.
 
     Raises:
         HostError: something without a cache mixes tokens, or the model does not take another attention.
@@ -77,7 +82,7 @@ def read_masks(source: ModelSource) -> Found:
     _active.append(run)
     try:
         with torch.no_grad():
-            _compare(model, int(config.vocab_size), source.name)
+            _compare(model, int(config.vocab_size), source.name, reasons or {})
     finally:
         _active.pop()
     return Found(config, run.masks, run.continued)
@@ -145,7 +150,7 @@ class _Call:
     made: tuple[torch.Tensor, ...]
 
 
-def _compare(model: nn.Module, vocabulary: int, where: str) -> None:
+def _compare(model: nn.Module, vocabulary: int, where: str, reasons: Mapping[str, str]) -> None:
     """Run twice with other first tokens; refuse at the first module whose later rows alone differ after it."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, vocabulary, (1, _TOKENS), generator=generator)
@@ -164,8 +169,12 @@ def _compare(model: nn.Module, vocabulary: int, where: str) -> None:
         and not _differ(first.given, second.given)
     ]
     if changed:
-        what = f"{changed[0].path} ({changed[0].owner.__name__}) looks back at earlier tokens by itself"
+        name = changed[0].owner.__name__
+        what = f"{changed[0].path} ({name}) looks back at earlier tokens by itself"
+        if name in reasons:
+            what += f"; its attention is written out, and {reasons[name]}"
         raise refused("AP411", what, where)
+    check_rows(model, ids, where)
 
 
 def _differ(before: tuple[torch.Tensor, ...], after: tuple[torch.Tensor, ...]) -> bool:
@@ -174,6 +183,41 @@ def _differ(before: tuple[torch.Tensor, ...], after: tuple[torch.Tensor, ...]) -
         if a.shape == b.shape and bool(((a - b).abs() > least).any()):
             return True
     return False
+
+
+def check_rows(model: nn.Module, ids: torch.Tensor, where: str) -> None:
+    """The rows of a step are tokens of several requests: where a token stands, only its position may say.
+
+    Args:
+        model: its attention silenced. ids: [1, T].
+
+    Raises:
+        HostError: tokens that change places, each with its position, do not give the same.
+    """
+    order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(3))
+    places = torch.arange(ids.shape[1])[None]
+    made = []
+    for rows in (places[0], order):
+        _active.append(
+            _Run(getattr(model, "config", None))
+        )  # masks of such an order are of no interest
+        try:
+            out = _run(model, where, input_ids=ids[:, rows], position_ids=places[:, rows])
+        finally:
+            _active.pop()
+        made.append(out[0] if isinstance(out, tuple) else out.logits)
+    if _differ((made[0][:, order],), (made[1],)):
+        what = "it takes a token's row among those of a step for its position"
+        raise refused("AP411", what, where)
+
+
+def _run(model: nn.Module, where: str, **given: torch.Tensor) -> Any:
+    try:
+        return model(**given, use_cache=False)
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        what = f"the model does not run with another attention: {reason}"
+        raise refused("AP411", what, where) from error
 
 
 def _calls(model: nn.Module, ids: torch.Tensor, where: str) -> dict[str, list[_Call]]:
@@ -192,11 +236,7 @@ def _calls(model: nn.Module, ids: torch.Tensor, where: str) -> dict[str, list[_C
 
     hooks = [m.register_forward_hook(keep(n), with_kwargs=True) for n, m in model.named_modules()]
     try:
-        model(input_ids=ids, use_cache=False)
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        what = f"the model does not run with another attention: {reason}"
-        raise refused("AP411", what, where) from error
+        _run(model, where, input_ids=ids)
     finally:
         for handle in hooks:
             handle.remove()
@@ -235,14 +275,17 @@ def _attention(
         run, config = _active[-1], getattr(module, "config", None)
         rule = next((r for m, r in run.rules if _same(m, attention_mask)), None)
         window, problem = (None, "a mask of its own making") if rule is None else window_of(rule)
-        if attention_mask is None:
+        if asks_interface(module):  # proved causal when it was rewritten; its call has the window
+            window, problem = kwargs.get("sliding_window"), None
+        elif attention_mask is None:
             problem = "no mask"
         if id(module) in run.asked:
             problem = "a cache of its own for each of several passes"
         run.asked.add(id(module))
-        run.masks.append(
-            Mask(layer_key(module, config), window, kwargs.get("sliding_window"), problem)
-        )
+        if problem is not None or not asks_interface(module):
+            run.masks.append(
+                Mask(layer_key(module, config), window, kwargs.get("sliding_window"), problem)
+            )
     batch, heads, length, _ = query.shape
     return query.new_zeros(batch, length, heads, value.shape[-1]), None
 

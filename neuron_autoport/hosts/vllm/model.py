@@ -14,7 +14,9 @@ from vllm.model_executor.models.transformers.causal import CausalMixin
 from vllm.model_executor.models.transformers.moe import MoEMixin
 
 from neuron_autoport.hosts.vllm.attention import INTERFACE, Facts, make_attention, read_attention
+from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
 from neuron_autoport.hosts.vllm.compat import check_model, check_version, with_fusers
+from neuron_autoport.hosts.vllm.compiled import compile_decoder, keep_tables
 from neuron_autoport.hosts.vllm.fusers import PlannedFusers, RewriteModule
 from neuron_autoport.hosts.vllm.head import apply_head
 from neuron_autoport.hosts.vllm.loading import Loading, Weights
@@ -34,6 +36,8 @@ from neuron_autoport.hosts.vllm.states import (
     states_line,
     states_of,
 )
+from neuron_autoport.hosts.vllm.written_out.interface import asks_interface, writes_out
+from neuron_autoport.hosts.vllm.written_out.prove import call_interface
 from neuron_autoport.models.build import meta_model
 from neuron_autoport.models.tiny import TinyConfigError
 from neuron_autoport.pipeline import ProvedPort, proved_port
@@ -51,6 +55,7 @@ class NeuronTransformersMixin(Base):
     masks: dict[tuple[str, str | None], Mask]
     small_config: Any
     continued: dict[str, bool]
+    prepare: Callable[[nn.Module, str | None], None] | None
     with_states: ClassVar[bool] = False
     supports_mrope: ClassVar[Literal[True]] = True
 
@@ -61,18 +66,23 @@ class NeuronTransformersMixin(Base):
         source = check_model(self.model_config)
         self.masks, self.small_config, self.continued = {}, None, {}
         self.proved = proved_port(source)
+        reasons: dict[str, str] = {}
+        if any(writes_out(plan.trace) for plan in self.proved.port.plans):
+            source, reasons = call_interface(source)
+            self.proved = self.proved if source.prepare is None else proved_port(source)
+        self.prepare = source.prepare
         try:
-            found = read_masks(source)
+            found = read_masks(source, reasons)
             self.masks, self.small_config = unlike(found.masks), found.config
             self.continued = found.continued
         except TinyConfigError as error:
             logger.warning("autoport: masks were not compared: %s", error.what)
         super()._patch_config()
-        self.text_config._attn_implementation = INTERFACE
+        # Some classes choose their layers by it, and know `eager`; `prepare` sets what they are to ask for.
+        self.text_config._attn_implementation = "eager" if self.prepare else INTERFACE
 
     def _decorate_for_torch_compile(self) -> None:
-        if not self.with_states:
-            super()._decorate_for_torch_compile()
+        """Later, when the classes are those of the rewrite: `compiled.py`."""
 
     def recursive_replace(self) -> None:
         states = host_states(self)
@@ -94,16 +104,32 @@ class NeuronTransformersMixin(Base):
         if states:
             logger.info("autoport: %s", states_line(states))
         logger.info("autoport: %s", total_line(self.proved))
+        if not self.with_states:
+            keep_tables(self._parts())
+            compile_decoder(self, self.proved)
 
     def _create_attention_instances(self, prefix: str = "") -> None:
         make_attention(self, self.masks, self.small_config)
 
     def _create_hf_to_vllm_mapper(self) -> None:
+        if self.prepare is not None:  # the model was built just now
+            self.prepare(self.model, INTERFACE)
+        self.checkpoint = Checkpoint(self.model, str(self.model_config.model))
         self.loading = Loading(self.model)
         super()._create_hf_to_vllm_mapper()
 
     def load_weights(self, weights: Weights) -> set[str]:
-        return super().load_weights(self.loading(weights))
+        """As vLLM's backend does, but of a checkpoint that lacks nothing and fits."""
+        loader = super().load_weights
+        if self.quant_config is not None:  # its tensors are not transformers'
+            return loader(self.loading(weights))
+        whole = not self.parallel_config.enable_ep_weight_filter
+        loaded = self.checkpoint.load(
+            lambda found: loader(self.loading(found)), weights, all_experts=whole
+        )
+        beside = [n for n, _ in self.named_parameters() if not n.startswith("model.")]
+        self.checkpoint.check_head(beside, loaded)
+        return loaded
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: Any
@@ -159,6 +185,8 @@ class NeuronTransformersMixin(Base):
             facts = read_attention(plan)
             if any(path == s or path.startswith(f"{s}.") for s in states):
                 sharing = Sharing("it keeps the state of all heads")
+            elif asks_interface(module):
+                sharing = Sharing("its heads are counted in its own code")
             elif sharing.gathers and isinstance(facts, Facts) and facts.kv_heads % ranks:
                 sharing = Sharing(f"{facts.kv_heads} key/value heads are normed together")
             self.sharing[path] = sharing

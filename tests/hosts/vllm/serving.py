@@ -131,11 +131,27 @@ def serve(
     timeout: int = 600,
     rank: dict[str, str] | None = None,
 ) -> Served:
-    """Run `generate.py` in a process of its own.
+    """What `generate.py` gives in a process of its own.
 
     Args:
         rank: more of its environment, for one of several data-parallel ranks.
     """
+    done = engine(folder, asked, *options, timeout=timeout, rank=rank)
+    log = done.stdout + done.stderr
+    line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
+    assert line is not None, f"the engine gave no result:\n{log[-6000:]}"
+    result = json.loads(line.removeprefix("RESULT "))
+    return Served(result["tokens"], result["logprobs"], log)
+
+
+def engine(
+    folder: Path,
+    asked: list[list[int]],
+    *options: str,
+    timeout: int = 600,
+    rank: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `generate.py` in a process of its own, to whatever end."""
     script = Path(__file__).with_name("generate.py")
     environment = {
         **os.environ,
@@ -147,14 +163,9 @@ def serve(
     if "--tp" in options:  # each rank on a core of its own
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     command = [sys.executable, str(script), str(folder), json.dumps(asked), *options]
-    done = subprocess.run(
+    return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=environment, check=False
     )
-    log = done.stdout + done.stderr
-    line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
-    assert line is not None, f"the engine gave no result:\n{log[-6000:]}"
-    result = json.loads(line.removeprefix("RESULT "))
-    return Served(result["tokens"], result["logprobs"], log)
 
 
 def serve_data_parallel(folder: Path, asked: list[list[int]], *options: str) -> list[Served]:

@@ -9,11 +9,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
+from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from neuron_autoport.hosts.vllm.compat import HostError, has_states
 from neuron_autoport.hosts.vllm.masks import unlike, window_of
-from neuron_autoport.hosts.vllm.mixing import read_masks
+from neuron_autoport.hosts.vllm.mixing import check_rows, read_masks
 from neuron_autoport.hosts.vllm.states import State, states_of
 from neuron_autoport.models.source import source_of_config
 from neuron_autoport.models.tiny import tiny_config
@@ -61,6 +63,26 @@ def test_what_mixes_tokens_without_a_cache_is_refused(model_type: str, said: str
     with pytest.raises(HostError, match="AP411") as caught:
         read_masks(source(model_type))
     assert said in caught.value.what
+
+
+class Placed(nn.Module):
+    """Adds to each token where it stands: by the positions it is given, or by counting rows."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.embed, self.counts = nn.Embedding(32, 8), counts
+
+    def forward(self, input_ids: Any, position_ids: Any, use_cache: bool) -> Any:
+        rows = torch.arange(input_ids.shape[1])[None]
+        return (self.embed(input_ids) + (rows if self.counts else position_ids)[..., None],)
+
+
+def test_rows_that_count_as_positions_are_refused() -> None:
+    ids = torch.arange(13)[None]
+    with torch.no_grad():
+        check_rows(Placed(counts=False), ids, "MODEL")
+        with pytest.raises(HostError, match="row among those of a step"):
+            check_rows(Placed(counts=True), ids, "MODEL")
 
 
 def test_a_module_that_attends_in_several_passes_is_found() -> None:

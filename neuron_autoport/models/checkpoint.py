@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,41 @@ from safetensors import SafetensorError, safe_open
 
 from neuron_autoport.errors import ModelError
 
+LEFT_OUT = "tensors of the checkpoint that no module takes are left out"
 _SHOWN = 3
+_AGAIN = "copy it again from where it came from"
 
 
 def check_files(folder: Path | None) -> None:
-    """Open each safetensors file of a folder.
+    """Open each safetensors file of a folder, and see that there are those its index names.
 
     Raises:
-        ModelError: a file is cut off or is none; with its name.
+        ModelError: a file is cut off or is none, or is not there; with its name.
     """
-    for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+    if folder is None:
+        return
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        _check_index(index)
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
             size = file.stat().st_size if file.exists() else 0
             what = f"This file is no whole safetensors file ({size} bytes): {error}."
-            raise ModelError(what, str(file), "copy it again from where it came from") from None
+            raise ModelError(what, str(file), _AGAIN) from None
+
+
+def _check_index(index: Path) -> None:
+    try:
+        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"This file is no index of safetensors files: {type(error).__name__}: {error}."
+        raise ModelError(what, str(index), _AGAIN) from None
+    gone = sorted(f for f in files if not (index.parent / str(f)).is_file())
+    if gone:
+        what = f"The index names files that are not there: {listed(gone)}."
+        raise ModelError(what, str(index), f"copy them to {index.parent}")
 
 
 def check_loaded(info: dict[str, Any], name: str) -> None:
@@ -42,17 +61,16 @@ def check_loaded(info: dict[str, Any], name: str) -> None:
     """
     mismatched = [_shapes(m) for m in sorted(info.get("mismatched_keys") or ())]
     if mismatched:
-        raise _other_shapes(mismatched, name)
+        raise _other_shapes(mismatched, name, name)
     missing = sorted(info.get("missing_keys") or ())
     extra = sorted(info.get("unexpected_keys") or ())
     if missing:
         near = difflib.get_close_matches(missing[0], extra, n=1, cutoff=0.6)
         hint = f" The nearest that no module takes is {near[0]}." if near else ""
-        what = f"The checkpoint lacks tensors of the model: {_listed(missing)}.{hint}"
+        what = f"The checkpoint lacks tensors of the model: {listed(missing)}.{hint}"
         raise ModelError(what, name, f"autoport inspect {name} shows what config.json asks for")
     if extra:
-        said = "tensors of the checkpoint that no module takes are left out: %s"
-        logging.getLogger("neuron_autoport").warning(said, _listed(extra))
+        logging.getLogger("neuron_autoport").warning("%s: %s", LEFT_OUT, listed(extra))
 
 
 def check_shape(tensor: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -65,9 +83,9 @@ def check_shape(tensor: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
         raise _other_shapes([_shapes((tensor, found.shape, wanted.shape))], tensor)
 
 
-def _other_shapes(named: list[str], where: str) -> ModelError:
-    what = f"Tensors of the checkpoint have other shapes than the model's: {_listed(named)}."
-    return ModelError(what, where, "autoport inspect FOLDER shows what config.json asks for")
+def _other_shapes(named: list[str], where: str, folder: str = "FOLDER") -> ModelError:
+    what = f"Tensors of the checkpoint have other shapes than the model's: {listed(named)}."
+    return ModelError(what, where, f"autoport inspect {folder} shows what config.json asks for")
 
 
 def _shapes(mismatch: Any) -> str:
@@ -78,6 +96,7 @@ def _shapes(mismatch: Any) -> str:
     return f"{name} (is {list(found)}, must be {list(wanted)})"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

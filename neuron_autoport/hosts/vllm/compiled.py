@@ -1,0 +1,119 @@
+"""The decoder as vLLM compiles it, in a form whose compiled code can be kept for the next start.
+
+vLLM writes the code that torch.compile makes to its cache and reads it at the next start. For a model of
+transformers it cannot: the forward is wrapped in decorators, and pickle cannot name the function inside. Nor does
+reading work with inductor's own format, to which vLLM's `finalize_loading` is missing. Here the decoder gets a plain
+`forward` that calls the one it had, named after what was rewritten, and its code the missing method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+
+from neuron_autoport import __version__
+from neuron_autoport.hosts.vllm.operations import kept
+from neuron_autoport.pipeline import ProvedPort
+from neuron_autoport.rewrite.plan import ClassPlan
+
+_INPUTS = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1}  # with the axis of the tokens
+
+
+def compile_decoder(model: Any, proved: ProvedPort) -> None:
+    """Make the decoder of a hosted model one that vLLM compiles.
+
+    Args:
+        model: vLLM's model; `model.model` is transformers', with its modules already replaced.
+        proved: what was rewritten. Compiled code of another rewrite is never read.
+    """
+    from vllm.compilation.decorators import DynamicArgDims
+    from vllm.model_executor.models.transformers.utils import can_enable_torch_compile
+
+    decoder: nn.Module = model.model.get_decoder()
+    original = type(decoder)
+    if not set(_INPUTS) <= set(inspect.signature(original.forward).parameters):
+        return  # vLLM compiles by the inputs it knows; this one runs as it is
+    members = {
+        "__init__": _built,
+        "forward": _forward_of(proved),
+        "inner_forward": original.forward,
+    }
+    plain = type(original.__name__, (original,), members)
+    dims = DynamicArgDims(**_INPUTS)
+    model._decorate_cls_for_torch_compile(plain, dims, can_enable_torch_compile, is_encoder=False)
+    decoder.__class__ = type(original.__name__, (_KeepsItsCode, plain), {})
+    decoder.__init__()  # type: ignore[misc]  # vLLM's part of it; the modules are there
+
+
+def keep_tables(parts: Iterable[tuple[str, ClassPlan, nn.Module]]) -> None:
+    """Let modules that only make sines and cosines make them once, not again wherever they are read."""
+    for _, plan, module in parts:
+        alone = next(module.children(), None) is None and next(module.parameters(), None) is None
+        if alone and any(op.name in ("cos", "sin") for op in plan.graph.ops):
+            cls = type(module)
+            members = {"forward": _kept_forward, "inner_forward": cls.forward}
+            module.__class__ = type(cls.__name__, (cls,), members)
+
+
+def _kept_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    made = self.inner_forward(*args, **kwargs)
+    return kept(made) if isinstance(made, torch.Tensor) else tuple(kept(x) for x in made)
+
+
+def _built(self: nn.Module) -> None:
+    """Nothing: the modules are already there."""
+
+
+def _forward(
+    self: Any,
+    input_ids: Any = None,
+    inputs_embeds: Any = None,
+    position_ids: Any = None,
+    **others: Any,
+) -> Any:
+    return self.inner_forward(
+        input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, **others
+    )
+
+
+def _forward_of(proved: ProvedPort) -> types.FunctionType:
+    """`_forward` under a name of its own, which is in the key vLLM keeps compiled code by.
+
+    vLLM's key has its configuration and versions, not what we rewrote nor how we host it.
+    """
+    digest = hashlib.sha256(f"{__version__}\0{proved.generated.text}".encode())
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    made = types.FunctionType(
+        _forward.__code__, globals(), _forward.__name__, _forward.__defaults__
+    )
+    made.__qualname__ = f"forward_{digest.hexdigest()[:16]}"
+    return made
+
+
+class _Code(BundledAOTAutogradSerializableCallable):
+    """Compiled code as torch keeps it, with the method that vLLM calls when it has read it."""
+
+    def finalize_loading(self, vllm_config: Any) -> None:
+        """Nothing is left to do."""
+
+
+class _KeepsItsCode:
+    """Over vLLM's decoration of a class: its code is written as `_Code`."""
+
+    aot_compiled_fn: Any
+
+    def save_aot_compiled_function(self) -> None:
+        """Called by vLLM after compilation."""
+        artifacts = self.aot_compiled_fn._artifacts
+        if type(artifacts.compiled_fn) is BundledAOTAutogradSerializableCallable:
+            artifacts.compiled_fn = _Code(artifacts.compiled_fn.compiled_fn)
+        super().save_aot_compiled_function()  # type: ignore[misc]  # of the class it is mixed into

@@ -1,0 +1,110 @@
+"""Operations that torch.compile calls and does not look into: attention in one call, and values computed once.
+
+`attend` does on vLLM's CPU backend what its attention layer does in two calls of Python: write keys and values to the
+cache, and attend. A decode step of a small model spends as long in those calls as in the kernels below them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+_LIBRARY = torch.library.Library("neuron_autoport", "FRAGMENT")
+_LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, str layer) -> Tensor")
+_LIBRARY.define("kept(Tensor x) -> Tensor")
+
+_KEPT = "neuron_autoport_kept"
+_write = torch.ops._C.cpu_attn_reshape_and_cache.default
+_read = torch.ops._C.cpu_attention_with_kv_cache.default
+
+
+def can_attend(layer: Any, vllm_config: Any) -> bool:
+    """Is this one of vLLM's layers that does just what `attend` does?"""
+    impl = layer.impl
+    return (
+        type(impl) is CPUAttentionBackendImpl
+        and layer.attn_type == AttentionType.DECODER
+        and layer.kv_sharing_target_layer_name is None
+        and layer.query_quant is None
+        and not impl.is_fp8_kv_cache
+        and (impl.sinks is None or impl.sinks.dtype in (torch.bfloat16, torch.float32))
+        and vllm_config.kv_transfer_config is None
+        and vllm_config.speculative_config is None
+    )
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, layer: str) -> Tensor:
+    """query [T, N, D], key and value [T, K, D] of the tokens of one step -> [T, N * D]."""
+    out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+    context: Any = get_forward_context()
+    if context.attn_metadata is None:  # vLLM warms up
+        return out
+    found = context.attn_metadata[layer]
+    kept = _kept_of(context.no_compile_layers[layer])
+    slots = context.slot_mapping.get(layer)
+    if slots is not None:
+        _write(key, value, kept.keys, kept.values, slots, kept.isa, 1.0, 1.0, "auto")
+    result, tokens = out.view(query.shape), found.num_actual_tokens
+    if tokens < query.shape[0]:
+        query, result = query[:tokens], result[:tokens]
+    _read(
+        query, kept.keys, kept.values, result, found.query_start_loc, found.seq_lens, kept.scale,
+        found.causal, kept.slopes, kept.window, found.block_table, kept.soft_cap,
+        found.scheduler_metadata, kept.sinks, found.dynamic_causal, 1.0, 1.0, "auto",
+    )  # fmt: skip
+    return out
+
+
+class _Kept(NamedTuple):
+    """What a layer hands to the kernels at every step. keys, values: the parts of its cache."""
+
+    cache: Tensor
+    keys: Tensor
+    values: Tensor
+    isa: str
+    scale: float
+    slopes: Tensor | None
+    window: int
+    soft_cap: float
+    sinks: Tensor | None
+
+
+def _kept_of(layer: Any) -> _Kept:
+    """Put together once; vLLM may give the layer another cache later."""
+    held: _Kept | None = layer.__dict__.get(_KEPT)
+    if held is None or held.cache is not layer.__dict__["kv_cache"]:
+        cache, impl = layer.kv_cache, layer.impl
+        blocks, heads, size, _ = cache.shape
+        keys, values = cache.view(blocks, heads, 2 * size, -1).chunk(2, dim=2)
+        held = _Kept(
+            cache, keys, values, layer.isa, impl.scale, impl.alibi_slopes, impl.sliding_window,
+            impl.logits_soft_cap, impl.sinks,
+        )  # fmt: skip
+        layer.__dict__[_KEPT] = held
+    return held
+
+
+def _attend_shape(query: Tensor, key: Tensor, value: Tensor, layer: str) -> Tensor:
+    return query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+
+
+def _kept(x: Tensor) -> Tensor:
+    """x. The compiler computes it once, where it would compute a sine anew in each layer that reads it."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _kept_shape(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+for _name, _run, _shape in (("attend", _attend, _attend_shape), ("kept", _kept, _kept_shape)):
+    _LIBRARY.impl(_name, _run, "CPU")
+    torch.library.register_fake(f"neuron_autoport::{_name}", _shape, lib=_LIBRARY)
+
+attend = torch.ops.neuron_autoport.attend
+kept = torch.ops.neuron_autoport.kept
