@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from neuron_autoport.bench.engines import UNFUSED, BenchError, Settings, engines
-from neuron_autoport.bench.loads import load_of
+from neuron_autoport.bench.loads import KINDS, load_of
 from neuron_autoport.bench.run import machine, measure
-from neuron_autoport.bench.schema import BenchReport, EngineInfo
+from neuron_autoport.bench.schema import BenchReport, EngineInfo, LoadResult
+from neuron_autoport.bench.servers import servers
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of the command; the first implementation is the baseline."""
+    """The options of the command; the first implementation is the baseline. loads: kinds and batches."""
 
     model: str
     impls: list[str]
-    kinds: list[str]
-    batches: list[int]
+    loads: list[tuple[str, int]]
     rounds: int
     dtype: str
     eager: bool
@@ -40,21 +42,26 @@ def bench(asked: Asked, progress: Callable[[str], None]) -> BenchReport:
     if source.kind == "model_type":
         what = "A model type has no weights to run."
         raise BenchError(what, asked.model, "name a folder with weights: make demo-model makes one")
-    loads = [load_of(kind, batch) for kind in asked.kinds for batch in asked.batches]
+    loads = [load_of(kind, batch) for kind, batch in asked.loads]
     impls = [*asked.impls, *([UNFUSED] if asked.no_rules else [])]
     settings = Settings(
         str(source.folder or source.name), asked.dtype, max(x.longest for x in loads),
-        max(asked.batches), asked.eager, asked.trust_remote_code,
+        max(batch for _, batch in asked.loads), asked.eager, asked.trust_remote_code,
     )  # fmt: skip
-    memory: dict[str, int] = {}
-    results = []
-    with engines(settings, impls) as running:
-        for load in loads:
-            vocabulary = source.text_config.vocab_size
-            found, peaks = measure(running, load, asked.rounds, vocabulary, progress)
-            results.append(found)
-            memory |= peaks
-        infos = [EngineInfo(impl=e.impl, ready=e.ready, memory=memory[e.impl]) for e in running]
+    vocabulary = source.text_config.vocab_size
+    results: list[LoadResult] = []
+    infos: list[EngineInfo] = []
+    with tempfile.TemporaryDirectory(prefix="autoport-bench-") as folder:
+        for start, kinds in ((engines, set(KINDS) - {"serve"}), (servers, {"serve"})):
+            mine = [load for load in loads if load.kind in kinds]
+            if not mine:
+                continue
+            with start(settings, impls, Path(folder)) as running:
+                results += [measure(running, x, asked.rounds, vocabulary, progress) for x in mine]
+                infos += [
+                    EngineInfo(impl=e.impl, how=e.how, ready=e.ready, memory=e.memory())
+                    for e in running
+                ]
     return BenchReport(
         model=asked.model, dtype=asked.dtype, eager=asked.eager, rounds=asked.rounds,
         baseline=impls[0], versions=versions, machine=machine(), engines=infos, loads=results,

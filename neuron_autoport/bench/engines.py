@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Literal
 
 from neuron_autoport.accuracy.served import cause, engine_environment
+from neuron_autoport.bench.loads import Load
+from neuron_autoport.bench.memory import peak_memory
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.pipeline import EVERYTHING
 
@@ -23,6 +24,14 @@ UNFUSED = f"{OURS}, no rules"
 
 class BenchError(AutoportError):
     """An engine could not be started, or ended."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To one load. said: tokens or text of each prompt, to be compared."""
+
+    seconds: float
+    said: list[Any]
 
 
 @dataclass(frozen=True)
@@ -49,22 +58,26 @@ class Settings:
 class Engine:
     """One implementation, ready to be asked."""
 
+    how: ClassVar[Literal["engine", "server"]] = "engine"
+
     def __init__(
         self, impl: str, process: subprocess.Popen[str], answers: IO[str], log: Path
     ) -> None:
         self.impl, self.process, self.answers, self.log = impl, process, answers, log
         self.ready = float(self._read()["ready"])
 
-    def ask(self, prompts: list[list[int]], answer: int) -> dict[str, Any]:
-        """Seconds, tokens and peak memory of one batch."""
+    def run(self, load: Load, vocabulary: int, seed: int) -> Answer:
+        """All prompts of the load in one batch."""
         assert self.process.stdin is not None
+        asked = {"prompts": load.draw(vocabulary, seed), "answer": load.answer}
         with contextlib.suppress(BrokenPipeError):  # it ended: reading says why
-            print(
-                json.dumps({"prompts": prompts, "answer": answer}),
-                file=self.process.stdin,
-                flush=True,
-            )
-        return self._read()
+            print(json.dumps(asked), file=self.process.stdin, flush=True)
+        found = self._read()
+        return Answer(found["seconds"], found["tokens"])
+
+    def memory(self) -> int:
+        """Most bytes its processes have held."""
+        return peak_memory(self.process.pid)
 
     def _read(self) -> dict[str, Any]:
         line = self.answers.readline()
@@ -77,14 +90,13 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engines(settings: Settings, impls: list[str]) -> Iterator[list[Engine]]:
+def engines(settings: Settings, impls: list[str], folder: Path) -> Iterator[list[Engine]]:
     """Start an engine per implementation, one after the other; all end with the block.
 
     Raises:
         BenchError: one of them does not start.
     """
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autoport-bench-")))
         made = []
         for number, impl in enumerate(impls):
             without = (EVERYTHING,) if impl == UNFUSED else ()

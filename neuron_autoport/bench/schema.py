@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Literal
 
 from pydantic import Field
@@ -17,14 +18,24 @@ class Spread(Model):
     most: float
 
 
+def spread(values: list[float]) -> Spread:
+    """Median, least and most."""
+    return Spread(median=median(values), least=min(values), most=max(values))
+
+
 class Measured(Model):
     """One implementation under one load."""
 
     impl: str
     seconds: Spread
+    each: list[float] = Field(description="seconds of each round")
     rate: Spread = Field(description="tokens per second: of prompts for prefill, else answered")
     ratio: Spread = Field(description="its rate over the baseline's in the same round")
     same_tokens: bool = Field(description="it answered what the baseline answered, in every round")
+
+    def over(self, other: Measured) -> Spread:
+        """How many times as fast it is, round by round."""
+        return spread([b / s for b, s in zip(other.each, self.each, strict=True)])
 
 
 class LoadResult(Model):
@@ -34,9 +45,10 @@ class LoadResult(Model):
 
 
 class EngineInfo(Model):
-    """ready: seconds from the process's start to an engine that can be asked. memory: peak bytes."""
+    """ready: seconds from the process's start to one that can be asked. memory: peak bytes of all its processes."""
 
     impl: str
+    how: Literal["engine", "server"]
     ready: float
     memory: int
 

@@ -41,9 +41,7 @@ def print_bench(report: BenchReport, console: Console) -> None:
             console.print(Text(said, style="yellow"))
     console.print()
     for engine in report.engines:
-        said = (
-            f"{engine.impl}: ready after {engine.ready:.1f} s, peak {engine.memory / 2**20:.0f} MiB"
-        )
+        said = f"{engine.impl} ({engine.how}): ready after {engine.ready:.1f} s, peak {engine.memory / 2**20:.0f} MiB"
         console.print(Text(said, style="dim"))
 
 

@@ -4,14 +4,13 @@ usage: python -m neuron_autoport.bench.worker SETTINGS CHANNEL
 
 SETTINGS is JSON: the arguments of `LLM`. CHANNEL is the number of an open file to which answers are written: a line of
 JSON once the engine is ready, `{"ready": seconds}`, and one for each line read from standard input, `{"prompts":
-[[ids]], "answer": n}`, namely `{"seconds": s, "tokens": [[ids]], "memory": bytes}`. What vLLM prints goes elsewhere.
+[[ids]], "answer": n}`, namely `{"seconds": s, "tokens": [[ids]]}`. What vLLM prints goes elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from typing import Any
@@ -42,13 +41,7 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     seconds = time.perf_counter() - started
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    return {"seconds": seconds, "tokens": tokens, "memory": peak_memory()}
-
-
-def peak_memory() -> int:
-    """Most bytes that this process, or one it started and that has ended, has held."""
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024
+    return {"seconds": seconds, "tokens": tokens}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ EPILOG = """[bold]Examples[/bold]
 
 [cyan]autoport bench ./SmolLM2-135M --dtype float32[/cyan]: decode at batch 1 and 8, on all three
 
-[cyan]autoport bench DIR --load prefill,decode,mixed --batch 1,8,32 --plot out.png[/cyan]: everything
+[cyan]autoport bench DIR --load prefill,decode,mixed,serve --batch 1,8,32 --plot out.png[/cyan]: everything
 
 [cyan]autoport bench DIR --impl neuron-transformers --no-rules[/cyan]: what the rewrite itself is worth
 """
@@ -27,7 +27,7 @@ def bench_command(
         typer.Option(metavar="NAMES", help="Values of --model-impl; the first is the baseline."),
     ] = ",".join(_IMPLS),
     load: Annotated[
-        str, typer.Option(metavar="KINDS", help="Of prefill, decode, mixed.")
+        str, typer.Option(metavar="KINDS", help="Of prefill, decode, mixed, serve.")
     ] = "decode",
     batch: Annotated[str, typer.Option(metavar="SIZES", help="Prompts at once.")] = "1,8",
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one to warm up.")] = 3,
@@ -61,10 +61,9 @@ def bench_command(
     from neuron_autoport.bench.view import plot as draw
     from neuron_autoport.bench.view import print_bench
 
-    asked = Asked(
-        model, _words("--impl", impl), _words("--load", load), _numbers("--batch", batch), rounds,
-        dtype, eager, no_rules, trust_remote_code,
-    )  # fmt: skip
+    impls, sizes = _words("--impl", impl), _numbers("--batch", batch)
+    loads = [(kind, size) for kind in _words("--load", load) for size in sizes]
+    asked = Asked(model, impls, loads, rounds, dtype, eager, no_rules, trust_remote_code)
     if plot is not None and not plot.parent.exists():
         raise typer.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
     said = Console(stderr=True, highlight=False)

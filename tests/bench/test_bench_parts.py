@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from neuron_autoport.bench.engines import OURS, UNFUSED, Engine, Settings
-from neuron_autoport.bench.loads import KINDS, load_of
-from neuron_autoport.bench.run import measure, spread
-from neuron_autoport.bench.schema import BenchReport, EngineInfo
+from neuron_autoport.bench.engines import OURS, UNFUSED, Answer, Engine, Settings
+from neuron_autoport.bench.loads import KINDS, Load, load_of
+from neuron_autoport.bench.memory import peak_memory
+from neuron_autoport.bench.run import measure
+from neuron_autoport.bench.schema import BenchReport, EngineInfo, spread
 from neuron_autoport.bench.view import plot, print_bench
 from tests.cli.conftest import Run, run
 
@@ -31,10 +33,10 @@ class Table(Engine):
     ) -> None:
         self.impl, self.seconds, self.asked, self.token = impl, iter(seconds), asked, token
 
-    def ask(self, prompts: list[list[int]], answer: int) -> dict[str, Any]:
+    def run(self, load: Load, vocabulary: int, seed: int) -> Answer:
+        prompts = load.draw(vocabulary, seed)
         self.asked.append((self.impl, prompts))
-        tokens = [[self.token] * answer for _ in prompts]
-        return {"seconds": next(self.seconds), "tokens": tokens, "memory": 1000 * len(self.asked)}
+        return Answer(next(self.seconds), [[self.token] * load.answer for _ in prompts])
 
 
 def report(asked: list[tuple[str, list[list[int]]]], other_token: int = 0) -> BenchReport:
@@ -42,8 +44,8 @@ def report(asked: list[tuple[str, list[list[int]]]], other_token: int = 0) -> Be
         Table("vllm", [99.0, 2.0, 4.0, 3.0], asked),
         Table(OURS, [99.0, 1.0, 4.0, 1.0], asked, other_token),
     ]
-    result, memory = measure(engines, load_of("decode", 2), 3, 50)
-    infos = [EngineInfo(impl=e.impl, ready=1.5, memory=memory[e.impl]) for e in engines]
+    result = measure(engines, load_of("decode", 2), 3, 50)
+    infos = [EngineInfo(impl=e.impl, how="engine", ready=1.5, memory=1000) for e in engines]
     return BenchReport(
         model="models/small", dtype="float32", eager=True, rounds=3, baseline="vllm",
         versions={"vllm": "0.32.0"}, machine="a machine", engines=infos, loads=[result],
@@ -51,11 +53,12 @@ def report(asked: list[tuple[str, list[list[int]]]], other_token: int = 0) -> Be
 
 
 def test_loads_are_what_they_say() -> None:
-    prefill, decode, mixed = (load_of(kind, 4) for kind in KINDS)
+    prefill, decode, mixed, serve = (load_of(kind, 4) for kind in KINDS)
     assert prefill.prompts == (512,) * 4 and prefill.answer == 1 and prefill.tokens == 2048
     assert (
         decode.tokens == 4 * decode.answer and decode.longest == decode.prompts[0] + decode.answer
     )
+    assert serve.at_once == 4 and len(serve.prompts) == 16 and serve.name == "serve, batch 4"
     assert len(set(mixed.prompts)) == 4 and mixed.longest == max(mixed.prompts) + mixed.answer
 
 
@@ -77,6 +80,7 @@ def test_engines_take_turns_and_the_first_round_does_not_count() -> None:
     assert (ours.seconds.median, ours.seconds.least, ours.seconds.most) == (1.0, 1.0, 4.0)
     # Ratios round by round: 2/1, 4/4, 3/1.
     assert (ours.ratio.median, ours.ratio.least, ours.ratio.most) == (2.0, 1.0, 3.0)
+    assert ours.over(found.loads[0].results[0]) == ours.ratio
     assert ours.rate.median == found.loads[0].tokens / 1.0
     assert found.loads[0].results[0].ratio == spread([1.0])
 
@@ -128,3 +132,20 @@ def test_mistakes_are_explained_before_anything_starts(
     assert ran.code == 2 and ran.out == "" and "Traceback" not in ran.err
     for word in words:
         assert word in ran.err, ran.err
+
+
+def test_memory_is_the_most_a_process_and_those_below_it_held() -> None:
+    """A child holds 200 MiB for a moment and its child 100 MiB; they are asked when both hold little."""
+    inner = "x = bytearray(100 << 20); del x; print('done', flush=True); input()"
+    outer = (
+        "import subprocess, sys; x = bytearray(200 << 20); del x;"
+        f"subprocess.run([sys.executable, '-c', {inner!r}])"
+    )
+    held = subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert held.stdout is not None and held.stdout.readline() == "done\n"
+    found = peak_memory(held.pid)
+    held.communicate("\n")
+    assert 300 << 20 <= found < 400 << 20
+    assert peak_memory(held.pid) == 0
