@@ -29,6 +29,7 @@ BIN = Path(sys.executable).parent
 IMPL = "neuron-transformers"
 PROMPT = "Gravity is the force that"
 QUESTION = "What is the capital of France?"
+LONGEST = 2048
 TOKENS = 32
 STEPS = 6
 
@@ -98,9 +99,19 @@ def reference(folder: Path) -> dict[str, Any]:
 def serve_command(folder: Path, impl: str, port: int, eager: bool) -> list[str]:
     """The `vllm serve` command; `vllm` is this environment's."""
     command = ["vllm", "serve", str(folder), "--model-impl", impl, "--dtype", "float32"]
-    command += ["--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--max-model-len", str(longest(folder))]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--served-model-name", "demo"]
     return command + (["--enforce-eager"] if eager else [])
+
+
+def longest(folder: Path) -> int:
+    """Tokens of the longest sequence served: what the demo needs, or all a smaller model has."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except OSError:
+        return LONGEST
+    return min(LONGEST, int(config.get("max_position_embeddings") or LONGEST))
 
 
 def serve_environment() -> dict[str, str]:

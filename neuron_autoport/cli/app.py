@@ -44,6 +44,16 @@ _INTERRUPTED = 128 + signal.SIGINT
 class Commands(TyperGroup):
     """The group of all commands: an `AutoportError` becomes a message and its exit code."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """As typer, but says where an option of a command belongs that stands before it."""
+        first = args[0].partition("=")[0] if args else ""
+        if first.startswith("-") and first not in _options(self.params):
+            takers = [n for n, c in self.commands.items() if first in _options(c.params)]
+            meant = next((a for a in args if a in takers), None) or next(iter(takers), None)
+            if meant is not None:
+                ctx.fail(f"{first} belongs behind its command: autoport {meant} ... {first}")
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Any other exception is a fault of ours and keeps its traceback."""
         try:
@@ -59,6 +69,10 @@ class Commands(TyperGroup):
                 raise
             print_error(AutoportError(f"{error.strerror}.", error.filename, "df -h"))
             raise typer.Exit(AutoportError.exit_code) from None
+
+
+def _options(parameters: list[Any]) -> set[str]:
+    return {word for p in parameters for word in (*p.opts, *p.secondary_opts) if word[:1] == "-"}
 
 
 def print_error(error: AutoportError) -> None:

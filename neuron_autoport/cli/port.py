@@ -58,7 +58,7 @@ def port_command(
     from neuron_autoport.rules.sources import load_library
 
     if output.exists() and not force:  # before anything slow
-        step = "the same with --force replaces it"
+        step = f"autoport port {model} -o {output} --force replaces it"
         raise OutputError("The output folder exists already.", str(output), step)
     library = load_library(rules or [], trust_code=trust_remote_code)
     source = load_model_config(model, trust_remote_code=trust_remote_code)

@@ -68,7 +68,7 @@ def list_command(
     Rules are built in, or come from installed packages, the nearest pyproject.toml, AUTOPORT_RULES, or --rules; of
     one name the last of these counts.
     """
-    from neuron_autoport.rules.library import is_builtin
+    from neuron_autoport.rules.builtin import is_builtin
     from neuron_autoport.rules.sources import load_library, origin_of, replaces_builtin
 
     found = load_library(rules or [])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from neuron_autoport.port import Port
 from neuron_autoport.report import schema as s
 from neuron_autoport.rewrite.reasons import Refusal
-from neuron_autoport.rules.library import is_builtin
+from neuron_autoport.rules.builtin import is_builtin
 from neuron_autoport.rules.match import NearMiss
 from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.roles import Roles

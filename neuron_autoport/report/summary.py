@@ -7,7 +7,7 @@ from collections import Counter
 from neuron_autoport.pipeline import ProvedPort
 from neuron_autoport.port import Port
 from neuron_autoport.rewrite.reasons import STATED
-from neuron_autoport.rules.library import is_builtin
+from neuron_autoport.rules.builtin import is_builtin
 from neuron_autoport.rules.sources import origin_of
 
 

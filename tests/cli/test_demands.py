@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from neuron_autoport import __version__
-from neuron_autoport.rules.library import builtin_folder
+from neuron_autoport.rules.builtin import builtin_folder
 from tests.cli.conftest import Run
 
 Folder = Callable[..., str]
@@ -152,3 +152,10 @@ def test_help_imports_no_torch() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "heavy: []"
     assert "inspect" in ran.stdout
+
+
+def test_an_option_in_front_of_its_command_is_told_where_it_belongs(run: Run) -> None:
+    ran = run("--json", "inspect", "llama")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--json belongs behind its command: autoport inspect ... --json" in ran.err
+    assert "No such option: --jsn" in run("--jsn", "inspect", "llama").err

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from neuron_autoport.rules.library import builtin_folder, load_rules
+from neuron_autoport.rules.builtin import builtin_folder
+from neuron_autoport.rules.library import load_rules
 from tests.cli.conftest import Run
 from tests.rules.test_examples import FUSED, GATED, OTHER, WRONG, gated, line_of
 

@@ -154,5 +154,12 @@ def test_switching_off_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AUTOPORT_WITHOUT", "LlamaMLP:gated_mlp, o_proj")
     port = proved_port(config).port
     found = {s.rule.name for _, s in port.sites()}
-    assert found == {"qkv_proj", "rms_norm", "add_rms_norm", "rope_pair", "stacked_pair"}
+    assert found == {
+        "qkv_proj",
+        "rms_norm",
+        "add_rms_norm",
+        "rope_pair",
+        "stacked_pair",
+        "act_and_mul",
+    }
     assert port.without == {"LlamaMLP:gated_mlp", "LlamaAttention:o_proj"}

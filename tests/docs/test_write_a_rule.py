@@ -73,11 +73,11 @@ def test_the_shown_first_version_is_the_file_without_comments(
         c
         for part in consoles
         for c, _ in commands(part)
-        if c.startswith("autoport rules new swiglu")
+        if c.startswith("autoport rules new relu_gate")
     )
     assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
     shown = next(content for language, rest, content in steps() if language == "yaml" and not rest)
-    written = (tmp_path / "rules" / "swiglu.yaml").read_text(encoding="utf-8").splitlines()
+    written = (tmp_path / "rules" / "relu_gate.yaml").read_text(encoding="utf-8").splitlines()
     assert [line for line in written if not line.lstrip().startswith("#")] == shown.splitlines()
 
 

@@ -47,6 +47,14 @@ def test_serve_command() -> None:
     assert demo.serve_command(Path("/m"), "x", 1, eager=True)[-1] == "--enforce-eager"
 
 
+@pytest.mark.parametrize(("config", "served"), [({}, 2048), ({"max_position_embeddings": 64}, 64)])
+def test_a_model_with_fewer_positions_is_served_with_those(
+    config: dict[str, int], served: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert demo.longest(tmp_path) == served
+
+
 def test_server_that_fuses_nothing_is_an_error_only_with_our_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
