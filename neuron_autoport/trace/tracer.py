@@ -39,12 +39,8 @@ _RUN_ERRORS = (
     RuntimeError, TypeError, ValueError, AttributeError, NameError, LookupError, ArithmeticError,
     AssertionError, ImportError,
 )  # fmt: skip
-
-
 # Questions with a yes-or-no answer: `if t`, `3 in t`, `torch.equal(t, u)`.
 _YES_OR_NO = frozenset({"__bool__", "__contains__", "equal", "allclose", "is_nonzero"})
-
-
 _NUMBERS = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})
 
 
