@@ -99,6 +99,6 @@ def test_a_wrong_rule_is_dropped_and_the_model_still_serves_right(
     folder = model_of("llama", folders)
     served = serve(folder, prompts(), "--eager")
     assert served.tokens == hugging_face_tokens(folder, prompts())
-    # `stacked_pair` stands in for the rule that went
-    assert served.fused == (SITES["llama"], SITES["llama"] + 3)
+    # `stacked_pair` and `act_and_mul` stand in for the rule that went
+    assert served.fused == (SITES["llama"] + 3, SITES["llama"] + 6)
     assert "LlamaMLP: gated_mlp dropped, AP701" in served.log
