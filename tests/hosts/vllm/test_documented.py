@@ -60,8 +60,8 @@ def test_serve(command: str, model: Path, tmp_path: Path) -> None:
         found = fused_sites(server.read_log())
     assert found is not None
     # without `gated_mlp`, `stacked_pair` takes the two maps that read one input and `act_and_mul` the rest
-    sites = SITES if "WITHOUT" not in command else SITES + 3
-    assert found[:2] == (sites, sites)
+    wanted = (SITES, SITES) if "WITHOUT" not in command else (SITES + 3, SITES + 6)
+    assert found[:2] == wanted
     assert ("gated_mlp" in found[2]) == ("WITHOUT" not in command)
 
 
