@@ -85,7 +85,7 @@ def measure(model_type: str, with_vllm: bool | None = None) -> Row:
     fused, _ = count_sites(port)
     equal = proof.logits is None or proof.logits.passed
     compared = available() if with_vllm is None else with_vllm
-    theirs = their_sites(port) if compared else []
+    theirs = their_sites(port.model, port.base) if compared else []
     return Row(
         model_type,
         dict(sorted(fused.items())),

@@ -67,14 +67,13 @@ def available() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def their_sites(port: Port) -> list[TheirSite]:
+def their_sites(model: Any, base_path: str) -> list[TheirSite]:
     """Every site of vLLM's fusers in the base model, as its `recursive_replace` would visit them."""
     # vLLM logs every trace it gives up, which is no fault here.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    model: Any = port.model
-    base = model.get_submodule(port.base) if port.base else model
+    base = model.get_submodule(base_path) if base_path else model
     with _quiet():
-        return list(_Search(base, model.config, port.base).run())
+        return list(_Search(base, model.config, base_path).run())
 
 
 class _Search:
@@ -270,7 +269,7 @@ def main() -> None:
     missing: dict[str, list[Missing]] = {}
     for model_type in parser.parse_args().types:
         port = port_model(default_config(model_type), rules)
-        theirs = their_sites(port)
+        theirs = their_sites(port.model, port.base)
         missing[model_type] = not_covered(port, theirs)
         counts = Counter(t.kind for t in theirs)
         print(f"{model_type:24} vLLM: {dict(counts) or 'nothing'}", flush=True)

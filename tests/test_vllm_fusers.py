@@ -21,13 +21,13 @@ def port_of(model_type: str, *names: str, **fields: object) -> Port:
 
 
 def kinds(port: Port) -> dict[str, int]:
-    return dict(Counter(site.kind for site in their_sites(port)))
+    return dict(Counter(site.kind for site in their_sites(port.model, port.base)))
 
 
 def test_their_sites() -> None:
     """Two layers: in each q/k/v, gate/up and two norms, and one norm after them."""
     port = port_of("llama")
-    sites = their_sites(port)
+    sites = their_sites(port.model, port.base)
     assert kinds(port) == {"qkv": 2, "gate_up": 2, "norm": 5}
     qkv = next(s for s in sites if s.kind == "qkv")
     assert (qkv.class_name, qkv.path) == ("LlamaAttention", "model.layers.0.self_attn")
@@ -43,7 +43,7 @@ def test_layer_norms_and_experts() -> None:
 
 def test_what_is_not_covered() -> None:
     port = port_of("llama", "qkv_proj", "gated_mlp")
-    missing = not_covered(port, their_sites(port))
+    missing = not_covered(port, their_sites(port.model, port.base))
     assert [(m.kind, m.class_name, m.count) for m in missing] == [("norm", "LlamaRMSNorm", 5)]
     assert missing[0].example == "model.layers.0.input_layernorm"
     assert missing[0].reasons == ("no rule came near",)
@@ -53,10 +53,10 @@ def test_a_site_that_is_not_used_covers_nothing() -> None:
     rules = [r for r in load_rules() if r.name == "gated_mlp"]
     port = port_of("llama", "gated_mlp")
     without = replan(port, rules, frozenset({"LlamaMLP:gated_mlp"}))
-    found = {m.kind: m for m in not_covered(without, their_sites(without))}
+    found = {m.kind: m for m in not_covered(without, their_sites(without.model, without.base))}
     assert found["gate_up"].count == 2
     assert found["gate_up"].reasons == ("gated_mlp: not proved",)
-    covered = {m.kind for m in not_covered(port, their_sites(port))}
+    covered = {m.kind for m in not_covered(port, their_sites(port.model, port.base))}
     assert covered == {"qkv", "norm"}
 
 
@@ -64,7 +64,7 @@ def test_experts_that_vllms_layer_has_not() -> None:
     """Four of its twelve experts hand on their input; vLLM's layer gets the eight that have weights."""
     config = routers_config("longcat_flash")
     port = port_model(config, load_rules())
-    (missing,) = not_covered(port, their_sites(port))
+    (missing,) = not_covered(port, their_sites(port.model, port.base))
     assert (missing.kind, missing.class_name) == ("moe", "LongcatFlashMoE")
     assert missing.beyond == "the router chooses among 12 experts, 8 of which have weights"
     assert "not understood" in missing.reasons[0]
@@ -81,6 +81,6 @@ def test_experts_that_vllms_layer_has_not() -> None:
 )
 def test_experts_of_all_kinds_are_covered(model_type: str, class_name: str) -> None:
     port = port_model(routers_config(model_type), load_rules())
-    theirs = their_sites(port)
+    theirs = their_sites(port.model, port.base)
     assert class_name in {t.class_name for t in theirs if t.kind == "moe"}
     assert not_covered(port, theirs) == []

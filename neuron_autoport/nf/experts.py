@@ -73,14 +73,20 @@ def check_experts(
             f"NF.{function}: the down weight must be [{experts}, {inner}, {width}], "
             f"got {tuple(down.shape)}"
         )
-    if gate_up_bias is not None and tuple(gate_up_bias.shape) != (experts, 2, inner):
-        raise ValueError(
-            f"NF.{function}: the gate/up bias must be [{experts}, 2, {inner}], "
-            f"got {tuple(gate_up_bias.shape)}"
-        )
+    check_bias(function, "the gate/up bias", gate_up_bias, (experts, 2, inner))
     checks.member(function, "activation", activation, ActFnType)
     if activation == ActFnType.GELU_Tanh_Approx:
         raise NotImplementedError(f"NF.{function}: no GELU_Tanh_Approx between experts' products")
+
+
+def check_bias(function: str, name: str, bias: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Refuse a bias of another shape.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if bias is not None and tuple(bias.shape) != shape:
+        raise ValueError(f"NF.{function}: {name} must be {list(shape)}, got {tuple(bias.shape)}")
 
 
 def experts_sum(

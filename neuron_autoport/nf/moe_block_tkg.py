@@ -15,7 +15,7 @@ from neuron_autoport.nf.enums import (
     ExpertAffinityScaleMode,
     RouterActFnType,
 )
-from neuron_autoport.nf.experts import Between, check_experts, experts_sum
+from neuron_autoport.nf.experts import Between, check_bias, check_experts, experts_sum
 
 NAME = "moe_block_tkg"
 _LEAST = 1e-20  # in the sum that renormalizes
@@ -60,6 +60,17 @@ def _weights(
     if mode == ExpertAffinityScaleMode.NO_SCALE:
         chosen = (chosen > 0).to(chosen.dtype)
     return torch.zeros_like(logits).scatter(1, at, chosen)
+
+
+def _normed(x: Tensor, gamma: Tensor, eps: float, width: int | None) -> Tensor:
+    """rmsnorm(x) * gamma, rounded to the dtype of x; float32. width: of the mean, if x is padded."""
+    wide = x.float()
+    squares = wide.square().sum(-1, keepdim=True) / (width or x.shape[1])
+    return (wide * torch.rsqrt(squares + eps) * gamma.float()).to(x.dtype).float()
+
+
+def _wide(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float()
 
 
 def _local(weights: Tensor, count: int, rank_id: Tensor | None) -> Tensor:
@@ -154,14 +165,8 @@ def moe_block_tkg(
     check_experts(
         NAME, x, expert_gate_up_weights, expert_down_weights, expert_gate_up_bias, hidden_act_fn
     )
-    if expert_down_bias is not None and tuple(expert_down_bias.shape) != (local, x.shape[1]):
-        raise ValueError(
-            f"NF.{NAME}: expert_down_bias must be [{local}, {x.shape[1]}], got "
-            f"{tuple(expert_down_bias.shape)}"
-        )
-    wide = x.float()
-    squares = wide.square().sum(-1, keepdim=True) / (hidden_actual or x.shape[1])
-    n = (wide * torch.rsqrt(squares + eps) * gamma.float()).to(inp.dtype).float()
+    check_bias(NAME, "expert_down_bias", expert_down_bias, (local, x.shape[1]))
+    n = _normed(x, gamma, eps, hidden_actual)
     logits = n @ router_weights.float()
     if router_bias is not None:
         logits = logits + router_bias.float()
@@ -175,8 +180,8 @@ def moe_block_tkg(
         _local(weights, local, rank_id),
         expert_gate_up_weights.float(),
         expert_down_weights.float(),
-        None if expert_gate_up_bias is None else expert_gate_up_bias.float(),
-        None if expert_down_bias is None else expert_down_bias.float(),
+        _wide(expert_gate_up_bias),
+        _wide(expert_down_bias),
         between,
     )
     out = total.to(inp.dtype)

@@ -17,7 +17,7 @@ from neuron_autoport.nf.enums import (
     MoECTEImplementation,
     QuantizationType,
 )
-from neuron_autoport.nf.experts import Between, check_experts, experts_sum
+from neuron_autoport.nf.experts import Between, check_bias, check_experts, experts_sum
 
 NAME = "moe_cte"
 _MODES = ExpertAffinityScaleMode
@@ -36,6 +36,17 @@ def _check_blocks(ids: Tensor, owner: Tensor, block_size: int, rows: int, skip: 
         raise ValueError(
             f"NF.{NAME}: without skip_token padding is index T: hidden_states needs a row more"
         )
+
+
+def _tokens(rows: Tensor, affinities: Tensor, experts: int) -> int:
+    """T, by the affinities [T * experts, 1]: rows may have one more, for padding."""
+    tokens, odd = divmod(affinities.shape[0], experts)
+    if odd or affinities.dim() != 2 or rows.shape[0] - tokens not in (0, 1):
+        raise ValueError(
+            f"NF.{NAME}: expert_affinities_masked must be [T * {experts}, 1], got "
+            f"{tuple(affinities.shape)} for {rows.shape[0]} rows"
+        )
+    return tokens
 
 
 @nf_function(weights=())
@@ -124,18 +135,9 @@ def moe_cte(
         activation_function,
     )  # fmt: skip
     experts, width = gate_up_proj_weight.shape[0], hidden_states.shape[1]
-    tokens, odd = divmod(expert_affinities_masked.shape[0], experts)
+    tokens = _tokens(hidden_states, expert_affinities_masked, experts)
     more = hidden_states.shape[0] - tokens
-    if odd or expert_affinities_masked.dim() != 2 or more not in (0, 1):
-        raise ValueError(
-            f"NF.{NAME}: expert_affinities_masked must be [T * {experts}, 1], got "
-            f"{tuple(expert_affinities_masked.shape)} for {hidden_states.shape[0]} rows"
-        )
-    if down_proj_bias is not None and tuple(down_proj_bias.shape) != (experts, 1, width):
-        raise ValueError(
-            f"NF.{NAME}: down_proj_bias must be [{experts}, 1, {width}], got "
-            f"{tuple(down_proj_bias.shape)}"
-        )
+    check_bias(NAME, "down_proj_bias", down_proj_bias, (experts, 1, width))
     _check_blocks(token_position_to_id, block_to_expert, block_size, more, skip_token)
     between = Between(
         activation_function, gate_clamp_lower_limit, gate_clamp_upper_limit, up_clamp_lower_limit,

@@ -7,18 +7,11 @@ import textwrap
 import pytest
 
 from tests.helpers import plan_of, proof_of, zoo_class
+from tests.rules.more_norm_zoo import RMS
 
-CLASS = """
-class Norm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(W))
-
-    def forward(self, x):
-        h = x.float()
-        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return self.weight * h.to(x.dtype)
-
+CLASS = (
+    RMS.replace("RMS", "Norm")
+    + """
 
 def half(v):
     a, b = v[..., : v.shape[-1] // 2], v[..., v.shape[-1] // 2 :]
@@ -43,6 +36,7 @@ class M(nn.Module):
     def forward(self, x, cos, sin):
 {body}
 """
+)
 # why -> (lines before the call, the same afterwards)
 KEPT = {
     "a part of the line": (

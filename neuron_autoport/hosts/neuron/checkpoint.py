@@ -22,6 +22,7 @@ from torch import nn
 
 from neuron_autoport.hosts.neuron.engine import plugin_module
 from neuron_autoport.hosts.neuron.errors import refuse
+from neuron_autoport.hosts.neuron.lazy import Held
 
 Transform = Callable[[list[Any], int], torch.Tensor]
 
@@ -151,20 +152,7 @@ class MemoryCheckpoint(SafetensorsCheckpoint):
         self.files = dict.fromkeys(self.state, Path())
 
     def slices(self, keys: list[str], opened: Any) -> list[Any]:
-        return [_Held(self.state[key]) for key in keys]
-
-
-class _Held:
-    """A tensor with the interface of a safetensors slice."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self.tensor.shape)
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.tensor[index]
+        return [Held(self.state[key]) for key in keys]
 
 
 def _download(name: str, cache_dir: str | None) -> Path:

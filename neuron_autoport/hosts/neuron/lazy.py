@@ -51,6 +51,19 @@ class Leaf(Lazy):
         return cut
 
 
+class Held:
+    """A tensor with the interface of a safetensors slice."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.tensor[index]
+
+
 class Whole(Lazy):
     """A tensor that had to be made in memory."""
 

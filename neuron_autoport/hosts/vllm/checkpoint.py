@@ -20,7 +20,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from vllm.logger import init_logger
 
 from neuron_autoport.errors import ModelError
-from neuron_autoport.hosts.neuron.lazy import Leaf
+from neuron_autoport.hosts.neuron.lazy import Held, Leaf
 from neuron_autoport.hosts.neuron.names import ModelNames, Origin
 from neuron_autoport.hosts.vllm.compat import HostError
 from neuron_autoport.models.checkpoint import LEFT_OUT, check_files, check_loaded, listed
@@ -139,7 +139,7 @@ class Checkpoint:
         for name, origin in origins.items():
             if name not in self.names.tensors or origin.converter is None:
                 continue
-            leaves = [Leaf(_Shape(self.seen[k])) for k in origin.keys]
+            leaves = [Leaf(Held(self.seen[k])) for k in origin.keys]
             try:
                 found = tuple(origin.build(leaves, name, self.names).shape)
             except ValueError:
@@ -188,16 +188,3 @@ class Checkpoint:
                 check_loaded({**info, "unexpected_keys": self.extra}, self.where)
             except ModelError as error:
                 raise HostError(error.what, error.where, error.next_step) from None
-
-
-class _Shape:
-    """A tensor without data, with the interface of a safetensors slice."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self.tensor.shape)
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.tensor[index]

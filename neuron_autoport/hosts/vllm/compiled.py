@@ -49,8 +49,9 @@ def compile_decoder(model: Any, proved: ProvedPort) -> None:
     plain = type(original.__name__, (original,), members)
     dims = DynamicArgDims(**_INPUTS)
     model._decorate_cls_for_torch_compile(plain, dims, can_enable_torch_compile, is_encoder=False)
-    decoder.__class__ = type(original.__name__, (_KeepsItsCode, plain), {})
-    decoder.__init__()  # type: ignore[misc]  # vLLM's part of it; the modules are there
+    keeping: Any = type(original.__name__, (_KeepsItsCode, plain), {})
+    decoder.__class__ = keeping
+    keeping.__init__(decoder)  # vLLM's part of it; the modules are there
 
 
 def keep_tables(parts: Iterable[tuple[str, ClassPlan, nn.Module]]) -> None:
