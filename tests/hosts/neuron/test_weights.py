@@ -136,8 +136,9 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
 
 
 def test_no_weights_for_compiling_without_a_device() -> None:
+    config = small("llama")
     with torch.device("meta"):
-        model = NeuronTransformersForCausalLM.from_configs(small("llama"))
+        model = NeuronTransformersForCausalLM.from_configs(config)
     model.load_weights_lite("anywhere", "cpu", None)
     assert all(p.is_meta for p in model.parameters())
     frequencies = model.model.rotary_emb.inv_freq
