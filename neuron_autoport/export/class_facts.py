@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import libcst as cst
 from torch import nn
@@ -13,10 +13,17 @@ from transformers import PreTrainedModel
 
 from neuron_autoport.export.record import PLAIN, VARYING
 from neuron_autoport.export.subject import ExportError, Subject
-from neuron_autoport.hosts.neuron.decode_form import DecodeForm, NotThis, read_decode_form
+from neuron_autoport.hosts.neuron.attention_form import AttentionForm, NotThis, read_attention_form
 from neuron_autoport.hosts.neuron.share_experts import is_experts
 from neuron_autoport.hosts.neuron.sharing import why_whole
 from neuron_autoport.rewrite.plan import ClassPlan
+
+
+class FusedForm(NamedTuple):
+    """An attention form, and the soft-cap of its scores, with which decode is not one call."""
+
+    form: AttentionForm
+    softcap: float | None
 
 
 def is_modeling(cls: type) -> bool:
@@ -66,25 +73,26 @@ class ClassFacts:
         loggers = {n for n, v in self.space.items() if type(v).__module__ == "logging"}
         return loggers | {f"self.{n}" for n in vars(PreTrainedModel) if n.startswith("warn")}
 
-    def decode_forms(self) -> dict[str, DecodeForm]:
-        """How decode goes to the fused function, by the condition of the layers it is for.
+    def fused_forms(self) -> dict[str, FusedForm]:
+        """How the class goes to fused calls, by the condition of the layers it is for.
 
         The condition is empty where all layers go the same way.
         """
-        if self.plan is None or self.cls.__name__ in self.subject.without.decode:
+        if self.plan is None or self.cls.__name__ in self.subject.without.attention:
             return {}
         facts = {f"{self.subject.prefix}.{f.path}": f for f in self.subject.layers}
-        found: dict[ClassPlan, DecodeForm] = {}
+        found: dict[ClassPlan, FusedForm] = {}
         where = self.subject.ported.port.where
         plans = self.subject.plans(self.cls)
         for plan in plans:
             paths = [p for p, used in where.items() if used is plan and p in facts]
-            if not paths or any(facts[p].softcap is not None for p in paths):
+            if not paths:
                 continue
             try:
-                found[plan] = read_decode_form(plan, _children(where, paths[0]))
+                form = read_attention_form(plan, _children(where, paths[0]))
             except NotThis:
                 continue
+            found[plan] = FusedForm(form, facts[paths[0]].softcap)
         forms = list(found.values())
         if len(found) == len(plans) and all(form == forms[0] for form in forms):
             return {"": forms[0]} if forms else {}
@@ -112,5 +120,5 @@ def _condition(plan: ClassPlan, plans: list[ClassPlan], name: str) -> str:
         if all(bool(v) != bool(value) for v in values):
             return f"self.{attribute}" if value else f"not self.{attribute}"
     raise ExportError(
-        f"layers of {name} decode in different ways, and nothing tells them apart", name
+        f"layers of {name} are fused in different ways, and nothing tells them apart", name
     )

@@ -9,8 +9,8 @@ import libcst as cst
 from transformers.utils import ModelOutput
 
 from neuron_autoport.export.class_facts import ClassFacts
-from neuron_autoport.export.decode_text import decode_text
 from neuron_autoport.export.expressions import OUTPUT, Callee, Setting
+from neuron_autoport.export.fused_text import fused_statements
 from neuron_autoport.export.known import Known
 from neuron_autoport.export.record import PLAIN, VARYING
 from neuron_autoport.export.specialise import specialise
@@ -66,16 +66,18 @@ class ForwardText:
             summed = made.visit(_Summed(rows))
             assert isinstance(summed, cst.FunctionDef)
             made = summed
-        forms = facts.decode_forms()
+        forms = facts.fused_forms()
         if not forms:
             return made
-        self.used.add("fused_decode")
         assert facts.calls is not None
         given = list(facts.calls.parameters)
-        statements = [
-            cst.parse_statement(decode_text(form, given, facts.shared, condition))
-            for condition, form in forms.items()
-        ]
+        statements = []
+        for condition, form in forms.items():
+            for name, text in fused_statements(form, given, facts.shared, condition):
+                self.used.add(name)
+                statements.append(cst.parse_statement(text))
+        if not statements:
+            return made
         at = 1 if made.get_docstring() else 0
         first = made.body.body[at]
         if hasattr(first, "leading_lines"):

@@ -140,8 +140,8 @@ def share_experts(module: nn.Module, *, shared: bool) -> None:
 
 
 def head_norms(module: nn.Module, query: str, key: str, eps: float) -> None:
-    """Declare the norms over a head that `NF.attention_decode` does itself, from `decode_q_gamma` and
-    `decode_k_gamma`: the norms' weights, with what is added to them."""
+    """Declare the norms over a head that fused calls do themselves, from `head_q_gamma` and `head_k_gamma`: the
+    norms' weights, with what is added to them."""
     notes_of(module).norms = (query, key, eps)
 
 

@@ -90,13 +90,13 @@ class InitText:
         for name in ("fuse", "columns", "every"):
             if any(f"{name}(" in line for line in fused):
                 use(name)
-        forms = facts.decode_forms()
+        forms = facts.fused_forms()
         for op in facts.plan.graph.ops if facts.shared else ():
             sinks = op.attrs.get("s_aux") if op.name == "attention" else None
             if sinks is not None and sinks.name == "param":
                 lines.append(f"shard_heads(self, {quoted(sinks.target)})")
                 use("shard_heads")
-        norms = {form.norm for form in forms.values() if form.norm is not None}
+        norms = {norm for fused in forms.values() if (norm := fused.form.norm) is not None}
         for norm in sorted(norms, key=str):
             names = f"{quoted(norm.query)}, {quoted(norm.key)}"
             lines.append(f"head_norms(self, {names}, eps={norm.eps!r})")

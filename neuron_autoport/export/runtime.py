@@ -1,7 +1,7 @@
 """All that an exported package imports beside torch, transformers' configuration class and NF.
 
-For `model.py`: `fuse` and its like declare weights, `attention`, `fused_decode` and `experts` know the
-running step. For `factory.py`: `NeuronModel` is what the plugin's runner drives. None of it traces, matches or
+For `model.py`: `fuse` and its like declare weights; `attention`, `fused_decode`, `fused_heads` and `experts` know
+the running step. For `factory.py`: `NeuronModel` is what the plugin's runner drives. None of it traces, matches or
 rewrites anything.
 """
 
@@ -28,7 +28,7 @@ from neuron_autoport.export.serving import (
     refuse_other,
     register_model,
 )
-from neuron_autoport.export.step import attention, experts, fused_decode
+from neuron_autoport.export.step import attention, experts, fused_decode, fused_heads
 from neuron_autoport.hosts.neuron.engine import current_ranks as tensor_parallel
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "experts",
     "fuse",
     "fused_decode",
+    "fused_heads",
     "head_norms",
     "maybe_autocast",
     "refuse_other",

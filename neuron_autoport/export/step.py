@@ -1,4 +1,4 @@
-"""The running step as an exported attention class sees it: attention, and what the fused decode needs."""
+"""The running step as an exported attention class sees it: attention, and what fused calls need."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from neuron_autoport.hosts.neuron.decode_step import (
     half_table,
     kernel_slots,
 )
+from neuron_autoport.hosts.neuron.fused_heads import Heads, heads_limit, heads_of
 
 LIMIT = "decode_limit"
 
@@ -81,6 +82,18 @@ def fused_decode(module: nn.Module, hidden: Tensor) -> DecodeStep | None:
         batch,
         layer.facts.head_dim // 2,
     )
+
+
+def fused_heads(module: nn.Module, hidden: Tensor, weight: Tensor) -> Heads | None:
+    """This rank's heads, if `NF.qkv_proj` takes QK-norm and RoPE in; None where its kernel has other limits.
+
+    Args:
+        hidden: [B, S, H], the input of the attention. weight: [H, F], the fused projections.
+    """
+    if heads_limit(*weight.shape) is not None:
+        return None
+    layer: LayerState = getattr(module, STATE)
+    return heads_of(layer, hidden.shape[0])
 
 
 def experts(

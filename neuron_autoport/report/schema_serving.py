@@ -17,7 +17,10 @@ class ServingCall(Model):
     class_name: str
     count: int = Field(description="modules of the class")
     call: str
-    runs: str = Field(description="`kernel`, `kernel: NAME`, or `torch: ` and why")
+    runs: str = Field(
+        description="`kernel`, `kernel: NAME`, or `torch: ` and why; of what could be a part of another call "
+        "`in CALL`, or `apart: ` and why"
+    )
 
 
 class ServingRefusal(Model):

@@ -61,7 +61,7 @@ def _tables(info: ServingInfo) -> Iterator[RenderableType]:
             tables[heading].add_column()
         own = runs.startswith("kernel: neuron_autoport.")  # the call names it already
         shown = f"{name} ×{count}" if count > 1 else name
-        style = "green" if runs.startswith("kernel") else ""
+        style = "green" if runs.startswith(("kernel", "in ")) else ""
         tables[heading].add_row(shown, call, Text("kernel" if own else runs, style=style))
     for heading, table in tables.items():
         yield _indented(Text(heading, style="dim"))

@@ -70,6 +70,18 @@ def test_two_ranks(name: str, exported: Get) -> None:
         assert len(made.log.of("attention_decode")) >= layers
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
+def test_the_rotation_in_the_call_of_the_projections(name: str, tmp_path: Path) -> None:
+    """Sizes that its kernel takes: norms over the heads, soft-capped scores, sinks and biases."""
+    more = {"query_pre_attn_scalar": 24} if name == "gemma2" else {}
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    package = make(tmp_path, name, **sizes, **more)
+    prompts = package.saved.prompts(6, 41)
+    made = generate(package.cls, package.saved.folder, prompts, 3, compile=False)
+    assert made.tokens == [package.saved.greedy(p, 3) for p in prompts]
+    assert all("cos_cache" in call.shapes for call in made.log.of("qkv_proj"))
+
+
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_ranks_that_do_not_divide(name: str, exported: Get) -> None:
     """Four heads on three ranks: each has the whole attention, as on the host, and a part of the rest."""

@@ -21,6 +21,7 @@ def test_a_llama_layer() -> None:
     assert decode.matmuls == 0
     nf = {name: n for name, n in prefill.functions.items() if name.startswith("NF.")}
     assert nf == {"NF.qkv_proj": 1, "NF.flash_attention": 1, "NF.o_proj": 1, "NF.mlp": 1}
+    assert set(prefill.functions) - set(nf) == {"NK.rms_norm", "NK.add_rms_norm"}  # no rotation
     assert prefill.collectives == Counter(all_reduce=2)
     assert prefill.matmuls == 0
 

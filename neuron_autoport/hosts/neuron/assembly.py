@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from neuron_autoport.hosts.neuron.attention import NEURON_ATTENTION, STATE
+from neuron_autoport.hosts.neuron.attention import NEURON_ATTENTION
+from neuron_autoport.hosts.neuron.attention_place import AttentionPlacement
 from neuron_autoport.hosts.neuron.buffers import persistent_to_parameters
 from neuron_autoport.hosts.neuron.call import Call, LayerState
-from neuron_autoport.hosts.neuron.decode import settle_norms, with_decode
-from neuron_autoport.hosts.neuron.decode_form import NotThis, read_decode_form
-from neuron_autoport.hosts.neuron.decode_step import decode_limit
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.errors import refuse
-from neuron_autoport.hosts.neuron.facts import LayerFacts, attention_limit
+from neuron_autoport.hosts.neuron.facts import LayerFacts
+from neuron_autoport.hosts.neuron.fused_attention import settle_norms
 from neuron_autoport.hosts.neuron.head import VocabHead
 from neuron_autoport.hosts.neuron.install import install_sharded
 from neuron_autoport.hosts.neuron.limits import own_calls, projection_limits
@@ -24,8 +23,9 @@ from neuron_autoport.hosts.neuron.loading import Loading
 from neuron_autoport.hosts.neuron.model import Parts
 from neuron_autoport.hosts.neuron.moe_blocks import Blocks
 from neuron_autoport.hosts.neuron.names import ModelNames
+from neuron_autoport.hosts.neuron.norm_apart import MLP, norm_before
 from neuron_autoport.hosts.neuron.options import ALONE, Served
-from neuron_autoport.hosts.neuron.plan import HostPlan, own_attention
+from neuron_autoport.hosts.neuron.plan import HostPlan
 from neuron_autoport.hosts.neuron.probe import base_model, use_experts
 from neuron_autoport.hosts.neuron.recipes import Part, Recipe, Share, whole
 from neuron_autoport.hosts.neuron.rope import check_rope, freeze_rope
@@ -64,11 +64,11 @@ class Ported:
 class Without:
     """What the self-test found not to hold, by class name and with the reason.
 
-    decode: attention classes whose decode form fails. experts: mixture blocks whose NF form does. any_size: the
+    attention: attention classes whose fused form fails. experts: mixture blocks whose NF form does. any_size: the
     sizes that kernels take do not matter; for trying the forms on a small model.
     """
 
-    decode: dict[str, str] = field(default_factory=dict)
+    attention: dict[str, str] = field(default_factory=dict)
     sharing: dict[str, str] = field(default_factory=dict)
     experts: dict[str, str] = field(default_factory=dict)
     any_size: bool = False
@@ -108,7 +108,10 @@ class Assembly:
         )
         self.shared |= blocks.put(self.without, self.by_expert, self.plan)
         persistent_to_parameters(base)
-        states = [self.attach(base, facts) for facts in self.ported.layers]
+        self.attention = AttentionPlacement(
+            self.ported, base, self.prefix, self.call, self.dtype, self.without, self.plan
+        )
+        states = [self.attention.put(facts, *self.heads(facts)) for facts in self.ported.layers]
         for name, reason in blocks.left(base).items():
             for phase in ("prefill", "decode"):
                 self.plan.add(phase, name, "experts", reason)
@@ -138,6 +141,7 @@ class Assembly:
 
     def install(self, base: nn.Module) -> None:
         """Rewrite every planned module; note which ones the ranks share."""
+        attention = {facts.path for facts in self.ported.layers}  # has a placement of its own
         for path, plan in self.ported.port.where.items():
             rewritten = self.ported.generated.classes.get(plan)
             if rewritten is None or not path.startswith(f"{self.prefix}."):
@@ -150,7 +154,8 @@ class Assembly:
             name = plan.trace.module_class.__name__
             for phase, function, reason in projection_limits(plan, split):
                 self.plan.add(phase, name, function, reason)
-            for phase, call in own_calls(plan):
+            self.say_norm(path, name)
+            for phase, call in own_calls(plan) if below not in attention else ():
                 self.plan.add_own(phase, name, call)
             if split > 1:
                 self.shared.add(below)
@@ -158,6 +163,15 @@ class Assembly:
             install_sharded(module, plan, rewritten, places, split, self.recipes)
             if split > 1:
                 self.share_sinks(module, plan, places)
+
+    def say_norm(self, path: str, name: str) -> None:
+        """Why the norm before an MLP is not in its call."""
+        plans = self.ported.port.where
+        calls = {f for phase, f, _ in projection_limits(plans[path], 1)}
+        found = norm_before(plans, path) if "mlp" in calls else None
+        if found is not None:
+            for phase in ("prefill", "decode"):
+                self.plan.fold(phase, name, found[0], MLP, found[1])
 
     def split(self, plan: ClassPlan) -> int:
         """How many ranks share a class: all, or 1."""
@@ -212,41 +226,11 @@ class Assembly:
         for path in {facts.path for facts in self.ported.layers} - self.shared:
             keep_whole(base.get_submodule(path), self.call, self.ranks)
 
-    def attach(self, base: nn.Module, facts: LayerFacts) -> LayerState:
-        """Give an attention module its state, and its decode form if it has one."""
-        limit = attention_limit(facts)
-        heads, kv_heads = facts.heads, facts.kv_heads
-        if facts.path in self.shared:
-            heads, kv_heads = rank_heads(heads, kv_heads, self.ranks.size)
-        state = LayerState(facts, self.call, limit, heads, kv_heads)
-        module = base.get_submodule(facts.path)
-        setattr(module, STATE, state)
-        self.plan.add("prefill", facts.class_name, "flash_attention", limit)
-        if limit is not None:
-            self.plan.add_own("prefill", facts.class_name, own_attention(facts, self.dtype))
-        self.plan.add("chunked prefill", facts.class_name, "segmented_attention", limit)
-        reason = self.fuse_decode(module, facts, kv_heads)
-        self.plan.add("decode", facts.class_name, "attention_decode", reason)
-        return state
-
-    def fuse_decode(self, module: nn.Module, facts: LayerFacts, kv_heads: int) -> str | None:
-        """Let decode go to the fused function; the reason if it cannot."""
-        path = f"{self.prefix}.{facts.path}"
-        where, plan = self.ported.port.where, self.ported.port.where.get(path)
-        if plan is None or plan not in self.ported.generated.classes:
-            return "the class is not rewritten"
-        reason = self.without.decode.get(facts.class_name)
-        if reason is None and not (self.without.any_size and facts.softcap is None):
-            hidden = int(self.ported.source.text_config.hidden_size)
-            reason = decode_limit(facts, hidden, kv_heads)
-        if reason is not None:
-            return reason
-        try:
-            form = read_decode_form(plan, lambda child: where.get(f"{path}.{child}"))
-        except NotThis as no:
-            return str(no)
-        with_decode(module, form)
-        return None
+    def heads(self, facts: LayerFacts) -> tuple[int, int]:
+        """Query and key/value heads of an attention layer on this rank."""
+        if facts.path not in self.shared:
+            return facts.heads, facts.kv_heads
+        return rank_heads(facts.heads, facts.kv_heads, self.ranks.size)
 
     def share_embedding(self, model: Any, base: nn.Module) -> None:
         """Cut the token embedding by rows, if it is one that looks rows up."""

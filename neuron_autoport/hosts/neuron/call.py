@@ -14,7 +14,7 @@ import torch
 from neuron_autoport.hosts.neuron.facts import LayerFacts
 
 if TYPE_CHECKING:
-    from neuron_autoport.hosts.neuron.decode_form import DecodeForm
+    from neuron_autoport.hosts.neuron.attention_form import AttentionForm
 
 
 class Call:
@@ -54,8 +54,8 @@ class Call:
 class LayerState:
     """One attention layer's facts and cache.
 
-    no_nf: why no NF attention is used, if so. heads, kv_heads: of this rank. form: how decode goes to
-    the fused function, if it does.
+    no_nf: why no NF attention is used, if so. heads, kv_heads: of this rank. form: how the class goes to fused
+    calls, if it does: fused_decode, `NF.attention_decode`; fused_heads, QK-norm and RoPE in `NF.qkv_proj`.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class LayerState:
         self.facts, self.call, self.no_nf = facts, call, no_nf
         self.heads, self.kv_heads = heads, kv_heads
         self.name = facts.path
-        self.form: DecodeForm | None = None
+        self.form: AttentionForm | None = None
+        self.fused_decode = self.fused_heads = False
         self.k_cache: torch.Tensor | None = None
         self.v_cache: torch.Tensor | None = None

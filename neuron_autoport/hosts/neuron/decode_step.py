@@ -38,9 +38,9 @@ def call_limit(entry: dict[str, Any], tokens: int) -> str | None:
 
 
 def fold_head_norms(module: nn.Module, query: str, key: str, eps: float) -> None:
-    """Give an attention module the buffers `decode_q_gamma` and `decode_k_gamma` [1, d]: each head norm's
+    """Give an attention module the buffers `head_q_gamma` and `head_k_gamma` [1, d]: each head norm's
     weight, from what the norm does to a row of ones."""
-    for name, path in (("decode_q_gamma", query), ("decode_k_gamma", key)):
+    for name, path in (("head_q_gamma", query), ("head_k_gamma", key)):
         norm = module.get_submodule(path)
         weight = next(norm.parameters(), None)
         if weight is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuron_autoport.fused import FusedWeight
+from neuron_autoport.hosts.neuron.fused_heads import heads_limit
 from neuron_autoport.hosts.neuron.install import local_sizes
 from neuron_autoport.kernels.calls import KernelCall, kernel_calls
 from neuron_autoport.rewrite.plan import ClassPlan
@@ -48,20 +49,12 @@ def site_limit(site: Site, ranks: int, tokens: int) -> tuple[str, str | None] | 
     """(NF function, why it does not run in a kernel) of a site's projection; None if it has none."""
     by_shard = {w.shard: w for w in site.weights}
     if "heads" in by_shard:
-        return "qkv_proj", _qkv(by_shard["heads"], ranks)
+        heads = by_shard["heads"]
+        return "qkv_proj", heads_limit(heads.in_features, sum(local_sizes(heads, ranks)))
     if "column" in by_shard and "row" in by_shard:
         return "mlp", _mlp(site, ranks, tokens)
     if set(by_shard) == {"row"}:
         return "o_proj", _o_proj(site, by_shard["row"], ranks, tokens)
-    return None
-
-
-def _qkv(weight: FusedWeight, ranks: int) -> str | None:
-    width, columns = weight.in_features, sum(local_sizes(weight, ranks))
-    if width % 128 or width > 24576:
-        return f"hidden size {width}, the kernel takes a multiple of 128 up to 24576"
-    if columns > min(4096, width):
-        return f"{columns} columns per rank, the kernel takes {min(4096, width)}"
     return None
 
 

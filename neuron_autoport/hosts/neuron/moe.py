@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from neuron_autoport import nf as NF
-from neuron_autoport.hosts.neuron.decode_form import fill_result, pick_argument
+from neuron_autoport.hosts.neuron.attention_form import fill_result, pick_argument
 from neuron_autoport.hosts.neuron.mixin import Before, put_before
 from neuron_autoport.hosts.neuron.moe_experts import EXPERTS_STATE, ExpertsState, run_experts
 from neuron_autoport.hosts.neuron.moe_form import MoEForm

@@ -7,14 +7,15 @@ since `NF.moe_block_tkg` holds that norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from neuron_autoport.hosts.neuron.decode_form import NotThis, Path, place_of
+from neuron_autoport.hosts.neuron.attention_form import NotThis, Path, place_of
+from neuron_autoport.hosts.neuron.callers import caller_of, module_calls
 from neuron_autoport.hosts.neuron.rotation import under
 from neuron_autoport.nf.enums import ActFnType
 from neuron_autoport.nf.experts import Between
@@ -189,7 +190,7 @@ def _call(where: Mapping[str, ClassPlan], path: str, facts: MoEFacts) -> BlockCa
         raise NotThis("the block adds a shared expert in its own code")
     if any(site.weights for site in plan.sites):
         raise NotThis("a part of the block is in another fused call")
-    experts = next(op for op in _modules(plan) if op.target == facts.experts_path)
+    experts = next(op for op in module_calls(plan) if op.target == facts.experts_path)
     rows = under(experts.inputs[0]) if experts.inputs else None
     if rows is None or rows.name != "input":
         raise NotThis("the experts do not read the block's input itself")
@@ -200,7 +201,7 @@ def _call(where: Mapping[str, ClassPlan], path: str, facts: MoEFacts) -> BlockCa
         raise NotThis("it is not known which of the block's results is the experts' sum")
     at = tensors[held[0]]
     if len(leaves) > 1:
-        _check_unread(*_caller(where, path), at)
+        _check_unread(*caller_of(where, path), at)
     marked = [True if i == at else None for i in range(len(leaves))]
     return BlockCall(place_of(plan, rows), pytree.tree_unflatten(marked, spec))
 
@@ -215,26 +216,9 @@ def _check_unread(owner: str, plan: ClassPlan, call: Op, at: int) -> None:
         raise NotThis(f"{owner} reads more of the block's results than the experts' sum")
 
 
-def _modules(plan: ClassPlan) -> Iterator[Op]:
-    return (op for op in plan.graph.ops if op.name == "module")
-
-
-def _caller(where: Mapping[str, ClassPlan], path: str) -> tuple[str, ClassPlan, Op]:
-    """(path, plan, call) of the module that calls a block."""
-    owner = path
-    while owner:
-        owner, _, _ = owner.rpartition(".")
-        plan = where.get(owner)
-        below = path.removeprefix(f"{owner}.")
-        call = next((op for op in _modules(plan) if op.target == below), None) if plan else None
-        if plan is not None and call is not None:
-            return owner, plan, call
-    raise NotThis("nobody is seen to call the block")
-
-
 def _norm_before(where: Mapping[str, ClassPlan], path: str) -> NormBefore:
     """The norm that the caller of a block runs just before it, and only for it."""
-    return _norm_of(where, *_caller(where, path))
+    return _norm_of(where, *caller_of(where, path))
 
 
 def _norm_of(where: Mapping[str, ClassPlan], owner: str, plan: ClassPlan, call: Op) -> NormBefore:

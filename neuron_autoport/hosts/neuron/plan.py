@@ -20,8 +20,8 @@ from neuron_autoport.kernels.limits import KERNELS
 class Choice:
     """One call of one class in one phase.
 
-    runs: `kernel` of NF, `kernel: NAME` of ours or the user's, or `torch: reason`. limits: what a kernel
-    of ours takes.
+    runs: `kernel` of NF, `kernel: NAME` of ours or the user's, or `torch: reason`. Of what could be a part of
+    another call: `in CALL`, or `apart: reason`. limits: what a kernel of ours takes.
     """
 
     phase: str
@@ -44,6 +44,10 @@ class HostPlan:
             Choice(phase, class_name, call, "kernel" if reason is None else f"torch: {reason}")
         )
 
+    def fold(self, phase: str, class_name: str, what: str, call: str, reason: str | None) -> None:
+        """Note whether something is a part of another call; no reason means that it is."""
+        self._add(Choice(phase, class_name, what, folded(call, reason)))
+
     def add_own(self, phase: str, class_name: str, call: KernelCall) -> None:
         """Note a call of an NK function."""
         limits = tuple(str(limit) for limit in call.kernel.limits)
@@ -59,6 +63,11 @@ class HostPlan:
             "choices": [vars(c) for c in self.choices],
             "replicated": dict(self.replicated),
         }
+
+
+def folded(call: str, reason: str | None) -> str:
+    """What a plan says of a part of a call: that it is in it, or why it is not."""
+    return f"in {call}" if reason is None else f"apart: {reason}"
 
 
 def own_attention(facts: LayerFacts, dtype: torch.dtype) -> KernelCall:

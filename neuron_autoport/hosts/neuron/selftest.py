@@ -1,7 +1,7 @@
 """The hosted form tried on a small model of the same kind, before any weight of the real one is read.
 
 The small model runs as transformers has it (eager, float32, whole sequences), and hosted: a padded prefill
-of each of two requests, then both decoded together. Logits must agree. A decode form, a mixture block's
+of each of two requests, then both decoded together. Logits must agree. A fused form of attention, a mixture block's
 form or a sharing that changes them is left out, by class; a model whose hosted form differs without them is refused.
 """
 
@@ -77,14 +77,14 @@ def self_test(
     path = cache_folder("neuron_host") / f"{_key(ported, *how)}.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return Without(dict(found["decode"]), dict(found["sharing"]), dict(found["experts"]))
+        return Without(dict(found["attention"]), dict(found["sharing"]), dict(found["experts"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or written by another version: try anew
     without = _try(
         Trial(cls, ported, small, served, rules or load_library()), ported.source.name, ranks
     )
     part = path.with_suffix(f".{os.getpid()}.part")
-    found = {name: getattr(without, name) for name in ("decode", "sharing", "experts")}
+    found = {name: getattr(without, name) for name in ("attention", "sharing", "experts")}
     part.write_text(json.dumps(found))
     part.replace(path)
     return without
@@ -110,7 +110,7 @@ def _try(test: Trial, name: str, ranks: int) -> Without:
             f"{name}: hosted, a small model of its kind gives other logits (relative error {error:.1e})",
             name,
         )
-    for found, classes in ((without.decode, test.fused()), (without.experts, test.blocks)):
+    for found, classes in ((without.attention, test.fused()), (without.experts, test.blocks)):
         for cls in classes:
             error = test.error(test.unfused(cls), 1)
             if error > TOLERANCE:
@@ -163,12 +163,12 @@ class Trial:
         return model
 
     def fused(self) -> list[str]:
-        """Classes whose decode can go to the fused function."""
-        plan = self.hosted(Without(any_size=True), Ranks()).host_plan
-        return [c.class_name for c in plan.choices if c.phase == "decode" and c.runs == "kernel"]
+        """Attention classes that can go to fused calls."""
+        states = self.hosted(Without(any_size=True), Ranks()).layer_states.values()
+        return sorted({s.facts.class_name for s in states if s.form is not None})
 
     def unfused(self, but: str = "") -> Without:
-        """No fused decode and no mixture block in NF's form, but for one class."""
+        """No fused attention and no mixture block in NF's form, but for one class."""
         names = {facts.class_name for facts in self.ported.layers} - {but}
         reason = "not in this trial"
         blocks = {name for name in self.blocks if name != but}
@@ -218,7 +218,7 @@ class Trial:
         alone = dict.fromkeys(names, reason)
         for name in sorted(names):
             others = {n: r for n, r in alone.items() if n != name}
-            trial = Without(without.decode, others, without.experts)
+            trial = Without(without.attention, others, without.experts)
             if self.error(trial, RANKS) > TOLERANCE:
                 without.sharing[name] = reason
 

@@ -10,6 +10,7 @@ import torch
 
 from neuron_autoport.hosts.neuron.assembly import Assembly, Ported, Without
 from neuron_autoport.hosts.neuron.attention import SEGMENTS
+from neuron_autoport.hosts.neuron.attention_place import QKV
 from neuron_autoport.hosts.neuron.call import LayerState
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.facts import LayerFacts, attention_limit
@@ -18,7 +19,8 @@ from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
 from neuron_autoport.hosts.neuron.moe_blocks import Blocks
 from neuron_autoport.hosts.neuron.moe_form import MoEForm
 from neuron_autoport.hosts.neuron.moe_sizes import MoESizes
-from neuron_autoport.hosts.neuron.plan import own_attention
+from neuron_autoport.hosts.neuron.norm_apart import MLP, norm_before
+from neuron_autoport.hosts.neuron.plan import folded, own_attention
 from neuron_autoport.hosts.neuron.share_experts import is_experts
 from neuron_autoport.kernels.calls import kernel_calls
 from neuron_autoport.rewrite.plan import ClassPlan
@@ -42,8 +44,7 @@ class Asked:
 class Row:
     """One call of one class in one phase and bucket.
 
-    count: modules of the class. tokens: of a prefill call; requests of a decode step. runs: `kernel`,
-    `kernel: NAME` or `torch: reason`.
+    count: modules of the class. tokens: of a prefill call; requests of a decode step. runs: as in `plan.Choice`.
     """
 
     phase: str
@@ -85,42 +86,53 @@ class Table:
     def projections(self) -> Iterator[Row]:
         """Calls in the rewritten sources."""
         where = self.ported.port.where
-        in_kernel = self._inside_fused_decode()
+        in_decode = self._inside(decode=True)
         for plan in dict.fromkeys(where.values()):
             if plan not in self.ported.generated.classes:
                 continue
             paths = [path for path, used in where.items() if used is plan]
             ranks = self.assembly.split(plan)
             for tokens in self.asked.buckets:
-                yield from self._calls(plan, len(paths), ranks, "prefill", tokens)
-            left = [p for p in paths if p not in in_kernel]
+                yield from self._calls(plan, paths, ranks, "prefill", tokens)
+            left = [p for p in paths if p not in in_decode]
             if left:
-                yield from self._calls(plan, len(left), ranks, "decode", self.asked.batch)
+                yield from self._calls(plan, left, ranks, "decode", self.asked.batch)
 
     def _calls(
-        self, plan: ClassPlan, count: int, ranks: int, phase: str, tokens: int
+        self, plan: ClassPlan, paths: list[str], ranks: int, phase: str, tokens: int
     ) -> Iterator[Row]:
         name = plan.trace.module_class.__name__
+        apart = [p for p in paths if p not in self._inside(decode=False)]
         for site in plan.sites:
             found = site_limit(site, ranks, tokens)
             if found is not None:
                 runs = KERNEL if found[1] is None else f"torch: {found[1]}"
-                yield Row(phase, tokens, name, count, f"NF.{found[0]}", runs)
-            for call in kernel_calls(site, phase):
-                yield Row(phase, tokens, name, count, f"NK.{call.kernel.name}", call.runs)
+                yield Row(phase, tokens, name, len(paths), f"NF.{found[0]}", runs)
+            if found is not None and found[0] == "mlp":
+                yield from self._norms(name, paths, phase, tokens)
+            for call in kernel_calls(site, phase) if apart else ():
+                yield Row(phase, tokens, name, len(apart), f"NK.{call.kernel.name}", call.runs)
 
-    def _inside_fused_decode(self) -> set[str]:
-        """Paths of modules that do nothing in decode: the fused function has their part."""
+    def _norms(self, name: str, paths: list[str], phase: str, tokens: int) -> Iterator[Row]:
+        """What stands before MLPs, and why it is not in their call."""
+        found = [norm_before(self.ported.port.where, path) for path in paths]
+        for what, reason in dict.fromkeys(f for f in found if f is not None):
+            runs = folded(MLP, reason)
+            yield Row(phase, tokens, name, found.count((what, reason)), what, runs)
+
+    def _inside(self, *, decode: bool) -> set[str]:
+        """Paths of modules that are in a fused call in decode; or whose QK-norm and RoPE are in the projections'."""
         found = set()
         for state in self.states:
-            if state.form is None:
+            form = state.form
+            if form is None or not (state.fused_decode if decode else state.fused_heads):
                 continue
             path = f"{self.assembly.prefix}.{state.facts.path}"
             found.add(path)
-            if state.form.norm is not None:
-                found |= {f"{path}.{n}" for n in (state.form.norm.query, state.form.norm.key)}
-        for form, _ in self.assembly.blocks.put_here.values():
-            found |= {form.norm.path, form.path} if form.norm is not None else set()
+            if form.norm is not None:
+                found |= {f"{path}.{n}" for n in (form.norm.query, form.norm.key)}
+        for moe, _ in self.assembly.blocks.put_here.values() if decode else ():
+            found |= {moe.norm.path, moe.path} if moe.norm is not None else set()
         return found
 
     def attention(self) -> Iterator[Row]:
@@ -132,7 +144,8 @@ class Table:
                 facts.head_dim,
                 facts.window,
                 facts.softcap,
-                state.form is None,
+                state.fused_decode,
+                self.assembly.attention.said.get(state.name),
             )
             groups.setdefault(key, []).append(state)
         decode = {
@@ -147,8 +160,19 @@ class Table:
                 reason = self._chunk(state.facts, tokens)
                 runs = KERNEL if reason is None else f"torch: {reason}"
                 yield Row("chunked prefill", tokens, name, count, "NF.segmented_attention", runs)
-            runs = decode[name] if state.form is None else KERNEL
+            runs = KERNEL if state.fused_decode else decode[name]
+            yield from self._said(state, count)
             yield Row("decode", self.asked.batch, name, count, "NF.attention_decode", runs)
+
+    def _said(self, state: LayerState, count: int) -> Iterator[Row]:
+        """Where QK-norm and RoPE are."""
+        found = self.assembly.attention.said.get(state.name)
+        if found is None:
+            return
+        what, reason = found
+        steps = [s for s in self._steps() if s[0] == "prefill" or not state.fused_decode]
+        for phase, tokens in steps:
+            yield Row(phase, tokens, state.facts.class_name, count, what, folded(QKV, reason))
 
     def _prefill(self, state: LayerState, tokens: int) -> tuple[str, str]:
         limit = attention_limit(state.facts)

@@ -1,8 +1,9 @@
-"""Is an attention class exactly what `NF.attention_decode` computes? Read from its canonical graph.
+"""Is an attention class exactly what NF's fused calls compute? Read from its canonical graph.
 
-The function is QKV, per-head RMS norm before or after RoPE, half-split RoPE over whole heads, attention,
-output projection. Each of these is looked for by its operations, backwards from the attention call;
-anything else in between is a reason why the class keeps its own forward in decode.
+They are QKV, per-head RMS norm before or after RoPE, half-split RoPE over whole heads, attention, output
+projection: all in `NF.attention_decode`, else the first three in `NF.qkv_proj`. Each of these is looked for by its
+operations, backwards from the attention call; anything else in between is a reason why the class keeps its own
+forward.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class HeadNorm:
 
 
 @dataclass(frozen=True)
-class DecodeForm:
-    """How to call the function for a class.
+class AttentionForm:
+    """How to call the functions for a class.
 
     hidden, cos, sin: where the forward's arguments hold them (`args` or `kwargs`, then keys); cos is None
     without RoPE. qkv, out: attribute stems of the fused weights. sinks: name of that parameter.
@@ -56,7 +57,7 @@ class DecodeForm:
     result: Any
 
 
-def read_decode_form(plan: ClassPlan, child: Callable[[str], ClassPlan | None]) -> DecodeForm:
+def read_attention_form(plan: ClassPlan, child: Callable[[str], ClassPlan | None]) -> AttentionForm:
     """The form of an attention class.
 
     Args:
@@ -84,7 +85,7 @@ def read_decode_form(plan: ClassPlan, child: Callable[[str], ClassPlan | None]) 
     if sinks is not None and sinks.name != "param":
         raise NotThis("the sinks are computed")
     scale = call.attrs.get("scaling")
-    return DecodeForm(
+    return AttentionForm(
         place_of(plan, hidden),
         None if cos is None else place_of(plan, cos),
         None if sin is None else place_of(plan, sin),
@@ -161,7 +162,9 @@ class _Head:
                 op, cos, sin = found
                 self.rope = (cos, sin)
             else:
-                raise NotThis(f"{op.label} stands between projection and attention")
+                raise NotThis(
+                    f"{op.label} stands between projection and attention, and is no half-split rotation"
+                )
         if turns != 1:
             raise NotThis("heads and tokens are not exchanged once")
         if self.norm is not None:  # read backwards: a norm met after the rotation came before it
@@ -206,7 +209,7 @@ def result_of(plan: ClassPlan) -> Any:
 
 
 def pick_argument(path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The argument at a place of `DecodeForm`."""
+    """The argument at a place of `AttentionForm`."""
     value: Any = args if path[0] == "args" else kwargs
     for key in path[1:]:
         value = value[key]
