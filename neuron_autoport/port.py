@@ -20,8 +20,10 @@ from neuron_autoport.models.source import ModelSource
 from neuron_autoport.rewrite.plan import ClassPlan, left_alone, plan_class
 from neuron_autoport.rewrite.site import Site
 from neuron_autoport.rules.roles import Roles
+from neuron_autoport.rules.roots import RulesByRoot
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.attention import TRACE_ATTENTION
+from neuron_autoport.trace.members import modules_in
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.tracer import trace_model
 
@@ -81,15 +83,18 @@ def port_model(
         ModelError: the configuration does not build.
     """
     rules = tuple(rules)
+    models = _Models(source)
     started = time.perf_counter()
-    model = _build(source, *_ATTEMPTS[0])
-    built = time.perf_counter()
-    model, trace = _trace(source, model)
-    model, trace, tokens = _longer(model, trace)
+    model, trace = _trace(models)
+    trace, tokens = _longer(model, trace)
     traced = time.perf_counter()
     port = replace(plan_trace(model, trace, rules, without=without), tokens=BATCH * tokens)
     planned = time.perf_counter()
-    seconds = {"build": built - started, "trace": traced - built, "plan": planned - traced}
+    seconds = {
+        "build": models.seconds,
+        "trace": traced - started - models.seconds,
+        "plan": planned - traced,
+    }
     return replace(port, seconds=seconds)
 
 
@@ -99,18 +104,30 @@ def port_model(
 _ATTEMPTS = ((TRACE_ATTENTION, False), (TRACE_ATTENTION, True), ("eager", False))
 
 
-def _trace(
-    source: ModelSource | PretrainedConfig, first: nn.Module
-) -> tuple[nn.Module, ModuleTrace]:
+class _Models:
+    """The meta models of one source, each built when an attempt first wants it. seconds: that building took."""
+
+    def __init__(self, source: ModelSource | PretrainedConfig) -> None:
+        self.source, self.seconds = source, 0.0
+        self.built: dict[tuple[str, bool], nn.Module] = {}
+
+    def of(self, attempt: tuple[str, bool]) -> nn.Module:
+        if attempt not in self.built:
+            started = time.perf_counter()
+            self.built[attempt] = _build(self.source, *attempt)
+            self.seconds += time.perf_counter() - started
+        return self.built[attempt]
+
+
+def _trace(models: _Models) -> tuple[nn.Module, ModuleTrace]:
     """The model as built for the attempt with the fewest ends, and its trace; values only if need be."""
     best: tuple[int, nn.Module, ModuleTrace] | None = None
-    built = {_ATTEMPTS[0]: first}
+    first = models.of(_ATTEMPTS[0])
     for with_values in (False, True):
         for attempt in _ATTEMPTS:
             if attempt[1] and not getattr(first, "_keep_in_fp32_modules_strict", None):
                 continue
-            model = built.get(attempt) or _build(source, *attempt)
-            built[attempt] = model
+            model = models.of(attempt)
             trace = trace_model(model, (), example_inputs(), with_values=with_values)
             ends = _ends(trace)
             if best is None or ends < best[0]:
@@ -121,17 +138,17 @@ def _trace(
     return best[1:]
 
 
-def _longer(model: nn.Module, trace: ModuleTrace) -> tuple[nn.Module, ModuleTrace, int]:
+def _longer(model: nn.Module, trace: ModuleTrace) -> tuple[ModuleTrace, int]:
     """The trace of a long prompt instead, if more of the model runs in it; and the length of the prompt."""
     before = _idle(model, trace)
     if not before or _ends(trace):
-        return model, trace, TOKENS
+        return trace, TOKENS
     again = trace_model(
         model, (), example_inputs(LONG_TOKENS), with_values=trace.answers is not None
     )
     if _ends(again) or not _idle(model, again) < before:
-        return model, trace, TOKENS
-    return model, again, LONG_TOKENS
+        return trace, TOKENS
+    return again, LONG_TOKENS
 
 
 def _idle(model: nn.Module, trace: ModuleTrace) -> set[str]:
@@ -139,7 +156,7 @@ def _idle(model: nn.Module, trace: ModuleTrace) -> set[str]:
     ran = {path for path, _ in trace.walk()}
     return {
         path
-        for path, module in model.named_modules()
+        for path, module in modules_in(model)
         if path not in ran
         and path.rpartition(".")[0] in ran
         and not type(module).__module__.startswith("torch.")  # those are leaves, traced by nobody
@@ -173,7 +190,7 @@ def _build(
 
 def _ends(trace: ModuleTrace) -> int:
     """How many modules were not traced to their end."""
-    return sum(part.end is not None for _, part in trace.walk())
+    return len([part for _, part in trace.walk() if part.end is not None])
 
 
 def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:
@@ -190,13 +207,13 @@ def plan_trace(
     without: frozenset[str] = frozenset(),
 ) -> Port:
     """Plan every distinct class of a trace, and say which plan each module instance has."""
-    rules = tuple(rules)
-    roles = Roles(rules, without)
+    library = RulesByRoot(rules)
+    roles = Roles(library.rules, without)
     plans: dict[ModuleTrace, ClassPlan] = {}
     where: dict[str, ClassPlan] = {}
     for path, part in trace.walk():
         if part not in plans:
-            plans[part] = plan_class(part, rules, without=without, roles=roles)
+            plans[part] = plan_class(part, library, without=without, roles=roles)
         known = where.setdefault(path, plans[part])
         if known is not plans[part] and known.new_source() != plans[part].new_source():
             where[path] = left_alone(known, "AP206", "this module is called in two different ways")

@@ -7,11 +7,13 @@ rewrite, while `if mask is not None:` is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import libcst as cst
 
 from neuron_autoport.rewrite.names import bound_names, walk
-from neuron_autoport.rewrite.safety import left, module_path
+from neuron_autoport.rewrite.nodes import Kinds
+from neuron_autoport.rewrite.safety import module_path, naming
 from neuron_autoport.rewrite.source import Edits, ForwardSource, inside
 from neuron_autoport.rewrite.straight import value_of
 from neuron_autoport.trace.ops import Op
@@ -22,6 +24,9 @@ _OPERATORS = (
     cst.BaseUnaryOp, cst.BaseParenthesizableWhitespace, cst.LeftParen, cst.RightParen, cst.Dot,
     cst.TrailingWhitespace, cst.Newline, cst.Comment, cst.EmptyLine,
 )  # fmt: skip
+
+
+_CHOICES: Kinds = frozenset({cst.If, cst.IfExp})
 
 
 def common(blocks: list[cst.CSTNode | None], source: ForwardSource) -> cst.CSTNode:
@@ -68,6 +73,7 @@ def always_runs(
     return current is block
 
 
+@lru_cache(maxsize=1 << 12)
 def is_settled(test: cst.BaseExpression) -> bool:
     """Does the condition read attributes of `self` and constants alone, and call nothing?"""
     names = [n for n in walk(test) if isinstance(n, cst.Name)]
@@ -87,7 +93,7 @@ def settle(source: ForwardSource, edits: Edits, paths: set[str]) -> None:
         paths: of modules that go.
     """
     names = {n for line in edits.removed for n in bound_names(line)}
-    for node in source.nodes():
+    for node in source.nodes(_CHOICES):
         if not isinstance(node, cst.If | cst.IfExp) or not is_settled(node.test):
             continue
         value = value_of(source.code(node.test), source.reads)
@@ -118,9 +124,9 @@ def close_untaken(source: ForwardSource, edits: Edits, paths: set[str], ops: Ite
     `self.kv(x)` in a branch for cross-attention becomes `NF.moved("self.kv")(x)`, which raises. Changes `edits`.
     """
     gone = edits.removed | set(edits.replaced)
-    taken = [source.to_range(op.spans[0]) for op in ops if op.spans]
-    for node in left(source, source.function, gone):
-        if not isinstance(node, cst.Attribute) or module_path(source, node) not in paths:
+    taken = [place for _, place in source.placed(ops)]
+    for node in naming(source, paths, gone):
+        if not isinstance(node, cst.Attribute):
             continue
         block = source.block_of(source.statement_of(node) or node)
         branch = source.parents.get(block) if block is not None else None

@@ -8,7 +8,7 @@ between its old read and its new one, an input that has no readable expression t
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 import libcst as cst
 
@@ -17,11 +17,11 @@ from neuron_autoport.rewrite import branches, safety
 from neuron_autoport.rewrite.agree import Agreed, agree, check_inner
 from neuron_autoport.rewrite.helpers import returned_by_helper
 from neuron_autoport.rewrite.inputs import InputTexts
-from neuron_autoport.rewrite.names import drop_dead, walk, words
+from neuron_autoport.rewrite.names import drop_dead, names_in, walk, words
 from neuron_autoport.rewrite.operands import OperandText
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.replacement import reads, replacement_text
-from neuron_autoport.rewrite.source import Edits, ForwardSource, inside
+from neuron_autoport.rewrite.source import Edits, ForwardSource, Range, inside
 from neuron_autoport.rules.match import Match, ModuleRef
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.ops import Op, OpGraph
@@ -61,6 +61,8 @@ class _Editor:
         self.graph, self.source, self.before = graph, source, before
         self.outputs = [match.values[name] for name in rule.outputs]
         self.interior = set(match.interior) | set(self.outputs)
+        # In the order they run, so that of several faults always the same is told.
+        self.in_order = sorted(self.interior, key=lambda op: op.index)
         self.operands = OperandText(source, self.interior)
         self.agreed = Agreed()
 
@@ -69,14 +71,15 @@ class _Editor:
         self.check_in_place()
         self.check_once()
         together = len(self.outputs) > 1 and self.tuple_order() is not None
-        safety.check_helpers(self.source, self.interior, self.outputs, together)
+        safety.check_helpers(self.source, self.in_order, self.outputs, together)
         expressions = [self.output_expression(op) for op in self.outputs]
         statements = [self.statement(e) for e in expressions]
         given = {n: self.match.values[n] for n in self.inputs()}
         self.agreed = agree(self.source, self.operands, given)
         block = self.common_block(statements)
-        safety.check_conditional(self.source, self.interior, expressions)
-        check_inner(self.source, self.operands, self.interior - set(given.values()))
+        safety.check_conditional(self.source, self.in_order, expressions)
+        between = [op for op in self.in_order if op not in given.values()]
+        check_inner(self.source, self.operands, between)
         edits = Edits(removed=self.dead_statements(statements))
         edits.replaced |= self.closings([*expressions, *edits.removed])
         earliest = min(statements, key=lambda s: self.source.range(s)[:2])
@@ -133,12 +136,11 @@ class _Editor:
         ]
 
     def fresh_names(self) -> list[str]:
-        used = {n.value for n in walk(self.source.function) if isinstance(n, cst.Name)}
-        used |= {w for texts in self.before.inserted.values() for t in texts for w in words(t)}
+        used = {w for texts in self.before.inserted.values() for t in texts for w in words(t)}
         names = []
         for name in self.rule.outputs:
             free = name
-            while free in used:
+            while free in used or free in names_in(self.source.function):
                 free = f"{free}_"
             names.append(free)
         return names
@@ -175,6 +177,11 @@ class _Editor:
 
     # Where things are in the source.
 
+    @cached_property
+    def placed(self) -> list[tuple[Op, Range]]:
+        """The operations that have a place in the source, with it."""
+        return self.source.placed(self.graph.ops)
+
     def output_expression(self, op: Op) -> cst.BaseExpression:
         if not op.spans:
             raise Refused("AP208", f"{op.label} has no place in the source")
@@ -184,13 +191,12 @@ class _Editor:
         safety.check_expression(self.source, expression, op.spans[0])
         here = self.source.range(expression)
         widened = self.widened()
-        for other in self.graph.ops:
-            if not other.spans or other in self.interior or other.name == "pieces":
+        for other, place in self.placed:
+            if not inside(place, here) or other in self.interior or other.name == "pieces":
                 continue
             if other in widened:  # the new call widens it by itself
                 continue
-            place = self.source.to_range(other.spans[0])
-            if inside(place, here) and not self.is_input_text(other):
+            if not self.is_input_text(place):
                 raise Refused("AP202", f"it also computes {other.label}", other.spans[0])
         if self.shares_expression(op) and self.tuple_order() is None:
             raise Refused("AP202", "several outputs come from one expression", op.spans[0])
@@ -217,14 +223,13 @@ class _Editor:
         order = sorted(self.outputs, key=lambda o: o.attrs.get("start", 0))
         return order if len(parts) == len(order) else None
 
-    def is_input_text(self, op: Op) -> bool:
-        """Is `op` computed inside the text of an input that is kept?"""
+    def is_input_text(self, place: Range) -> bool:
+        """Is it inside the text of an input that is kept?"""
         ranges = []
         for name in self.inputs():
             expression = self.operands.expression_of(self.match.values[name])
             if expression is not None:
                 ranges.append(self.source.range(expression))
-        place = self.source.to_range(op.spans[0])
         return any(inside(place, r) for r in ranges)
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
@@ -236,7 +241,7 @@ class _Editor:
     def common_block(self, statements: list[cst.CSTNode]) -> cst.CSTNode:
         """The block that holds all parts of the match; those deeper in must run whenever it does."""
         places: list[tuple[cst.CSTNode, Span | None]] = [(s, None) for s in statements]
-        for op in self.interior:
+        for op in self.in_order:
             if op.spans:
                 at = self.source.statement_at(op.spans[0])
                 places.append((at, op.spans[0]) if at is not None else (statements[0], None))
@@ -266,8 +271,7 @@ class _Editor:
             if line in kept or not safety.droppable(line):
                 continue
             place = self.source.range(line)
-            held = [o for o in self.graph.ops if o.spans and inside(
-                self.source.to_range(o.spans[0]), place)]  # fmt: skip
+            held = [o for o, at in self.placed if inside(at, place)]
             if held and all(o in self.interior for o in held):
                 dead.add(line)
         return dead

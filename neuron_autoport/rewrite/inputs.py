@@ -96,7 +96,7 @@ class InputTexts:
         if statement is None or whole is None:
             return None, None
         here, kept = self.source.range(statement), self.source.range(expression)
-        placed = [(o, self.source.to_range(o.spans[0])) for o in self.graph.ops if o.spans]
+        placed = self.source.placed(self.graph.ops)
         around = [o for o, place in placed if inside(place, here) and not inside(place, kept)]
         made = [o for o, place in placed if place == self.source.range(whole)]
         if not made or not set(around) <= self.interior | set(_unchanged(op)):

@@ -8,19 +8,37 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from neuron_autoport.rewrite.nodes import Kinds, children
 from neuron_autoport.rewrite.source import Edits, ForwardSource
+
+# What binds a name, or calls a method that may write to its value.
+BINDERS: Kinds = frozenset(
+    {
+        cst.Assign,
+        cst.AnnAssign,
+        cst.AugAssign,
+        cst.NamedExpr,
+        cst.For,
+        cst.Del,
+        cst.AsName,
+        cst.Call,
+    }
+)
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    yield node
-    for child in _children(node):
-        yield from walk(child)
+    """A node and all below it, in the order of the text."""
+    todo = [node]
+    while todo:
+        current = todo.pop()
+        yield current
+        todo += reversed(children(current))
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
-    """A node does not change, and libcst finds its children by visiting them."""
-    return tuple(node.children)
+@functools.lru_cache(maxsize=1 << 10)
+def names_in(node: cst.CSTNode) -> frozenset[str]:
+    """All that is written as a plain name there."""
+    return frozenset(n.value for n in walk(node) if isinstance(n, cst.Name))
 
 
 @functools.lru_cache(maxsize=1 << 13)
@@ -46,7 +64,7 @@ def bound_names(statement: cst.CSTNode) -> frozenset[str]:
             if method.endswith("_") and not method.endswith("__"):
                 targets = [node.func.value]
         for target in targets:
-            found |= {n.value for n in walk(target) if isinstance(n, cst.Name)}
+            found |= names_in(target)
     return frozenset(found)
 
 
@@ -69,20 +87,22 @@ def read_names(node: cst.CSTNode, source: ForwardSource) -> set[str]:
 
 def drop_dead(source: ForwardSource, edits: Edits) -> None:
     """Remove plain assignments that lost their last reader through `edits`; changes `edits`."""
+    pure = [(line, name) for line in source.lines if (name := _pure_assignment(line)) is not None]
+    if not pure:
+        return
+    read = read_names(source.function.body, source)
     while True:
         gone = edits.removed | set(edits.replaced)
-        readers = _reads_left(source, gone)
         inserted = " ".join(t for texts in edits.inserted.values() for t in texts)
         text = inserted + " ".join(edits.replaced.values())
+        readers = _reads_left(source, gone) | words(text)
         dead = [
             line
-            for line in source.lines
+            for line, name in pure
             if line not in edits.removed
-            and not any(n in edits.replaced for n in walk(line))  # it says now what must not be
-            and (name := _pure_assignment(line)) is not None
             and name not in readers
-            and name not in words(text)
-            and name in _all_reads(source)
+            and name in read
+            and not any(n in edits.replaced for n in walk(line))  # it says now what must not be
         ]
         if not dead:
             return
@@ -100,10 +120,6 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
 
-def _all_reads(source: ForwardSource) -> set[str]:
-    return read_names(source.function.body, source)
-
-
 def _reads_left(source: ForwardSource, gone: set[cst.CSTNode]) -> set[str]:
     found: set[str] = set()
 
@@ -113,7 +129,7 @@ def _reads_left(source: ForwardSource, gone: set[cst.CSTNode]) -> set[str]:
         if isinstance(node, cst.Name):
             found.update(read_names_of(node))
             return
-        for child in _children(node):
+        for child in children(node):
             visit(child)
 
     def read_names_of(node: cst.Name) -> set[str]:
@@ -137,6 +153,7 @@ def _acts(node: cst.CSTNode) -> bool:
     return not isinstance(node.func, cst.Attribute) or node.func.attr.value not in ("size", "dim")
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _pure_assignment(line: cst.SimpleStatementLine) -> str | None:
     """The name of `name = expression` where the expression only reads names and attributes."""
     if len(line.body) != 1 or not isinstance(line.body[0], cst.Assign):

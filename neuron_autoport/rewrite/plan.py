@@ -23,6 +23,7 @@ from neuron_autoport.rules.match import Match, NearMiss
 from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.pattern import ModulePattern, Var
 from neuron_autoport.rules.roles import Roles
+from neuron_autoport.rules.roots import RulesByRoot
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.canonical import canonical_graph
 from neuron_autoport.trace.module_trace import ModuleTrace
@@ -79,7 +80,7 @@ class _Candidate:
 
 def plan_class(
     trace: ModuleTrace,
-    rules: Iterable[Rule],
+    rules: Iterable[Rule] | RulesByRoot,
     *,
     without: frozenset[str] = frozenset(),
     roles: Roles | None = None,
@@ -91,21 +92,21 @@ def plan_class(
         without: `Class:rule` pairs that may not be used (a proof failed).
         roles: what child modules are; made from `rules` if it is not given.
     """
-    rules = tuple(rules)
-    roles = Roles(rules, without) if roles is None else roles
+    library = rules if isinstance(rules, RulesByRoot) else RulesByRoot(rules)
+    roles = Roles(library.rules, without) if roles is None else roles
     graph = canonical_graph(trace)
     refusals: list[Refusal] = []
     sure: list[Refusal] = []  # near misses that no other site of their role takes the place of
     candidates: list[_Candidate] = []
     barred: list[str] = []
-    for rule in rules:
+    for rule in library.within(graph):
         found = find(rule, graph, roles)
         if f"{trace.module_class.__name__}:{rule.name}" in without:
             barred += [rule.name] * len(found.matches)
             continue
         candidates += [_Candidate(rule, m) for m in found.matches]
         miss = found.near_miss
-        if miss is not None and (miss.sure or (_tells(rule, miss) and miss.done * 2 > miss.total)):
+        if miss is not None and (miss.sure or (miss.done * 2 > miss.total and _tells(rule, miss))):
             span = miss.op.spans[0] if miss.op is not None and miss.op.spans else None
             steps = f"{miss.done} of {miss.total}"
             refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
@@ -131,10 +132,10 @@ def plan_class(
     kept = tuple(
         r
         for r in refusals
-        if not (r.code == "AP301" and (_role(r, rules), r.span) in placed)
+        if not (r.code == "AP301" and (library.role_of[r.rule], r.span) in placed)
         and (
             r.code != "AP210"
-            or not _covered(r, claimed, graph, rules, set() if r in sure else named)
+            or not _covered(r, claimed, graph, library.role_of[r.rule] in named and r not in sure)
         )
     )
     left = tuple(op for op in graph.ops if op not in claimed and op.name not in ("input", "param"))
@@ -266,14 +267,6 @@ def _span_of(rule: Rule, match: Match) -> Span | None:
     return op.spans[0] if op.spans else None
 
 
-def _role(refusal: Refusal, rules: Iterable[Rule]) -> str:
-    return next(r.role for r in rules if r.name == refusal.rule)
-
-
-def _covered(
-    refusal: Refusal, claimed: set[Op], graph: OpGraph, rules: Iterable[Rule], roles: set[str]
-) -> bool:
+def _covered(refusal: Refusal, claimed: set[Op], graph: OpGraph, taken: bool) -> bool:
     """Is a near miss of no interest: another rule of its role took the place, or its op is claimed?"""
-    role = _role(refusal, rules)
-    at = [op for op in graph.ops if op.spans and op.spans[0] == refusal.span]
-    return role in roles or any(op in claimed for op in at)
+    return taken or any(op.spans[:1] == (refusal.span,) and op in claimed for op in graph.ops)

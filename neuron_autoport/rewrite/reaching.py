@@ -11,25 +11,15 @@ from typing import TypeAlias
 import libcst as cst
 
 from neuron_autoport.rewrite import branches
-from neuron_autoport.rewrite.names import bound_names
+from neuron_autoport.rewrite.names import BINDERS, bound_names
+from neuron_autoport.rewrite.nodes import Kinds
 from neuron_autoport.rewrite.source import ForwardSource, inside
 from neuron_autoport.rewrite.straight import value_of
 
 # A parameter by its name; what one statement binds a name to; several such, of which one has run; an expression.
 Bound: TypeAlias = "str | tuple[cst.CSTNode, str]"
 Meaning: TypeAlias = "Bound | frozenset[Bound] | cst.CSTNode"
-_BINDERS = frozenset(
-    (
-        cst.Assign,
-        cst.AnnAssign,
-        cst.AugAssign,
-        cst.NamedExpr,
-        cst.For,
-        cst.Del,
-        cst.AsName,
-        cst.Call,
-    )
-)
+_LOOPS: Kinds = frozenset({cst.For, cst.While})
 
 
 def meaning(source: ForwardSource, expression: cst.BaseExpression) -> Meaning:
@@ -64,7 +54,7 @@ def _parameters(source: ForwardSource) -> dict[str, cst.Param]:
 
 def _binders(source: ForwardSource, name: str) -> list[cst.CSTNode]:
     """What binds the name or writes to its value, in the order of the text."""
-    found = [n for n in source.nodes() if type(n) in _BINDERS and name in bound_names(n)]
+    found = [n for n in source.nodes(BINDERS) if name in bound_names(n)]
     return sorted(found, key=lambda n: source.range(n)[:2])
 
 
@@ -118,9 +108,9 @@ def _excluded(
 
 
 def _in_one_loop(source: ForwardSource, binder: cst.CSTNode, name: cst.CSTNode) -> bool:
-    loops = (n for n in source.nodes() if isinstance(n, cst.For | cst.While))
     both = (source.range(binder), source.range(name))
-    return any(all(inside(b, source.range(loop)) for b in both) for loop in loops)
+    loops = (source.range(loop) for loop in source.nodes(_LOOPS))
+    return any(all(inside(b, loop) for b in both) for loop in loops)
 
 
 def _plain_value(binder: cst.CSTNode, name: str) -> cst.BaseExpression | None:

@@ -8,10 +8,12 @@ a helper function give back the matched value itself?
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import libcst as cst
 
-from neuron_autoport.rewrite.names import bound_names, walk
+from neuron_autoport.rewrite.names import BINDERS, bound_names, walk
+from neuron_autoport.rewrite.nodes import Kinds, children
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.source import Edits, ForwardSource
 from neuron_autoport.rewrite.straight import returned_place
@@ -23,9 +25,7 @@ _SOMETIMES = (
     cst.IfExp, cst.BooleanOperation, cst.Lambda, cst.ListComp, cst.SetComp, cst.DictComp,
     cst.GeneratorExp,
 )  # fmt: skip
-_BINDERS = (
-    cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.Del, cst.AsName, cst.Call,
-)  # fmt: skip
+_MEMBERS: Kinds = frozenset({cst.Attribute, cst.Subscript})
 
 
 def check_conditional(
@@ -97,8 +97,8 @@ def check_binding(
     place = source.range(begin) if begin is not None else (0, 0, 0, 0)
     low = place[2:] if bound else place[:2]
     low, high = sorted((low, source.range(end)[:2]))
-    for node in source.nodes():
-        if not isinstance(node, _BINDERS) or not low <= source.range(node)[:2] < high:
+    for node in source.nodes(BINDERS):
+        if not low <= source.range(node)[:2] < high:
             continue
         if name in bound_names(node) and source.statement_of(node) not in edits.removed:
             raise Refused("AP209", f"`{name}` is bound again or written in between")
@@ -114,9 +114,10 @@ def check_left_names(
     """
     gone = edits.removed | set(edits.replaced)
     parts = list(_parts(source.function.body, gone))
-    for line in lines:
-        for name in bound_names(line):
-            _check_left_name(source, name, line, at, parts, gone)
+    reads = {part: _reads(source, part, gone) for part in parts}
+    for line in sorted(lines, key=source.range):
+        for name in sorted(bound_names(line)):  # the first that fails is told
+            _check_left_name(source, name, line, at, reads, gone)
 
 
 def _check_left_name(
@@ -124,15 +125,15 @@ def _check_left_name(
     name: str,
     line: cst.CSTNode,
     at: cst.CSTNode,
-    parts: list[cst.CSTNode],
+    reads: dict[cst.CSTNode, set[str]],
     gone: set[cst.CSTNode],
 ) -> None:
     after, new = source.range(line)[:2], source.range(at)[:2]
-    for part in parts:
+    for part, names in reads.items():
         place = source.range(part)[:2]
         if place <= after or part in gone:
             continue
-        if name in _reads(source, part, gone):
+        if name in names:
             raise Refused("AP201", f"`{name}` is also read by code that stays")
         if name in bound_names(part):
             if place < new:
@@ -157,7 +158,7 @@ def _parts(body: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
 
 def _reads(source: ForwardSource, node: cst.CSTNode, gone: set[cst.CSTNode]) -> set[str]:
     found = set()
-    for child in left(source, node, gone):
+    for child in _left(node, gone):
         if not isinstance(child, cst.Name):
             continue
         parent = source.parents.get(child)
@@ -187,9 +188,23 @@ def check_modules(source: ForwardSource, edits: Edits, paths: set[str], others: 
         if own or (op.name == "param" and any(f"{op.target}".startswith(f"{p}.") for p in paths)):
             raise Refused("AP203", f"{op.target} is used again", op.spans[0] if op.spans else None)
     gone = edits.removed | set(edits.replaced)
-    for node in left(source, source.function, gone):
-        if isinstance(node, cst.Attribute | cst.Subscript) and module_path(source, node) in paths:
-            raise Refused("AP203", f"{source.code(node)} is named by code that stays")
+    for node in naming(source, paths, gone):
+        raise Refused("AP203", f"{source.code(node)} is named by code that stays")
+
+
+def naming(source: ForwardSource, paths: set[str], gone: set[cst.CSTNode]) -> list[cst.CSTNode]:
+    """Expressions of the function that name one of these modules, but those in `gone`; in the order of the text."""
+    found = [n for n in source.nodes(_MEMBERS) if module_path(source, n) in paths]
+    found = [n for n in found if _stays(source, n, gone)]
+    return sorted(found, key=lambda n: (source.range(n)[:2], [-p for p in source.range(n)[2:]]))
+
+
+def _stays(source: ForwardSource, node: cst.CSTNode, gone: set[cst.CSTNode]) -> bool:
+    """Is it in the function, and neither it nor what holds it in `gone`?"""
+    current: cst.CSTNode | None = node
+    while current is not None and current not in gone and current is not source.function:
+        current = source.parents.get(current)
+    return current is source.function and current not in gone
 
 
 def module_path(source: ForwardSource, node: cst.CSTNode) -> str:
@@ -207,6 +222,7 @@ def check_expression(source: ForwardSource, expression: cst.CSTNode, span: Span)
             raise Refused("AP202", f"it also contains `{source.code(node)}`", span)
 
 
+@lru_cache(maxsize=1 << 12)
 def droppable(line: cst.SimpleStatementLine) -> bool:
     """May the statement go with its value? Only a lone assignment to plain names."""
     if len(line.body) != 1:
@@ -220,11 +236,11 @@ def droppable(line: cst.SimpleStatementLine) -> bool:
     return not any(isinstance(n, cst.Attribute | cst.Subscript) for n in parts)
 
 
-def left(source: ForwardSource, node: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+def _left(node: cst.CSTNode, gone: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
     """`node` and all below it but what is in `gone`."""
     todo = [node]
     while todo:
         current = todo.pop()
         if current not in gone:
             yield current
-            todo += reversed(source.children.get(current, ()))
+            todo += reversed(children(current))

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
+from neuron_autoport.rewrite.nodes import Kinds, NodesByKind, parents_in
+from neuron_autoport.trace.ops import Op
 from neuron_autoport.trace.spans import Span
 
 Range = tuple[int, int, int, int]
@@ -90,17 +92,16 @@ class ForwardSource:
         self.shift = first - (2 if indented else 1)
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         self.tree = wrapper.module
-        self.positions = wrapper.resolve(PositionProvider)
-        self.parents = wrapper.resolve(ParentNodeProvider)
-        self.children: dict[cst.CSTNode, list[cst.CSTNode]] = {}
-        for node, parent in self.parents.items():
-            self.children.setdefault(parent, []).append(node)
+        self.ranges = {n: _range(p) for n, p in wrapper.resolve(PositionProvider).items()}
+        self.kinds = NodesByKind(self.ranges)
+        self.parents = parents_in(self.tree)
         self.text_lines = self.tree.code.split("\n")  # a form feed ends no line
         self.function = next(n for n in self.nodes() if isinstance(n, cst.FunctionDef))
         self.expressions = {
             self.range(n): n for n in self.nodes() if isinstance(n, cst.BaseExpression)
         }
         self.lines = [n for n in self.nodes() if isinstance(n, cst.SimpleStatementLine)]
+        self.codes: dict[cst.CSTNode, str] = {}
 
     @classmethod
     def of(
@@ -111,17 +112,21 @@ class ForwardSource:
         made.reads = dict(reads)
         return made
 
-    def nodes(self) -> Iterator[cst.CSTNode]:
-        return iter(self.positions)
+    def nodes(self, kinds: Kinds | None = None) -> tuple[cst.CSTNode, ...]:
+        """All nodes, or those that are of one of these kinds."""
+        return self.kinds.order if kinds is None else self.kinds.of(kinds)
 
     def range(self, node: cst.CSTNode) -> Range:
-        place = self.positions[node]
-        return (place.start.line, place.start.column, place.end.line, place.end.column)
+        return self.ranges[node]
 
     def to_range(self, span: Span) -> Range:
         """A span of the file in lines and character columns of the parsed text."""
         start, end = span.line - self.shift, span.end_line - self.shift
         return (start, self._column(start, span.column), end, self._column(end, span.end_column))
+
+    def placed(self, ops: Iterable[Op]) -> list[tuple[Op, Range]]:
+        """Those of the operations that have a place in the source, with it."""
+        return [(op, self.to_range(op.spans[0])) for op in ops if op.spans]
 
     def _column(self, line: int, byte: int) -> int:
         if not 1 <= line <= len(self.text_lines):
@@ -181,7 +186,12 @@ class ForwardSource:
         return self.parents.get(statement)
 
     def code(self, node: cst.CSTNode) -> str:
-        return self.tree.code_for_node(node).strip()
+        """The text of a node, without the space around it."""
+        if node not in self.ranges:  # a changed one
+            return self.tree.code_for_node(node).strip()
+        if node not in self.codes:
+            self.codes[node] = self.tree.code_for_node(node).strip()
+        return self.codes[node]
 
 
 @lru_cache(maxsize=256)
@@ -195,6 +205,10 @@ def _source_of(function: Callable[..., Any], owner: type | None) -> ForwardSourc
         return ForwardSource(function, owner)
     except NoSource:
         return None
+
+
+def _range(place: CodeRange) -> Range:
+    return (place.start.line, place.start.column, place.end.line, place.end.column)
 
 
 def inside(inner: Range, outer: Range) -> bool:

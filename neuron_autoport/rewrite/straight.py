@@ -7,7 +7,9 @@ attributes of the module is no branch: the trace holds only for modules whose at
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
@@ -59,10 +61,9 @@ def returned_place(span: Span, owner: type | None, reads: Mapping[str, Any]) -> 
     """
     if span.function.endswith(">"):  # a lambda or a comprehension
         return None
-    around = [f for f in _functions(span.file) if f.lineno <= span.line <= (f.end_lineno or 0)]
-    if not around:
+    function = _function(span.file, span.line, span.function.rpartition(".")[2])
+    if function is None:
         return None
-    function = max(around, key=lambda f: f.lineno)
     own = owner is not None and any(function.name in vars(c) for c in owner.__mro__)
     ran = _ran(function.body, reads if own else {})
     if ran is None or not isinstance(ran[-1], ast.Return):
@@ -113,10 +114,27 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
     return (n.id for n in stored if isinstance(n.ctx, ast.Store))
 
 
-@lru_cache(maxsize=256)
-def _functions(file: str) -> tuple[ast.FunctionDef, ...]:
+@lru_cache(maxsize=1 << 12)
+def _function(file: str, line: int, name: str) -> ast.FunctionDef | None:
+    """The innermost function around a line. Only the text of one called `name` is parsed, if that is it."""
+    lines = linecache.getlines(file)
+    head = re.compile(rf"\s*def {re.escape(name)}\b")
+    start = next((i for i in reversed(range(line)) if head.match("".join(lines[i : i + 1]))), None)
+    if start is not None:
+        block = "".join(inspect.getblock(lines[start:]))
+        indented = block[:1].isspace()
+        found = _innermost(f"class _:\n{block}" if indented else block, start - indented, line)
+        if found is not None and found.name == name:
+            return found
+    return _innermost("".join(lines), 0, line)
+
+
+def _innermost(text: str, before: int, line: int) -> ast.FunctionDef | None:
+    """The innermost function around a line, in a text with so many lines of its file before it."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        tree = ast.increment_lineno(ast.parse(text), before)
     except SyntaxError:
-        return ()
-    return tuple(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+        return None
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+    around = [f for f in functions if f.lineno <= line <= (f.end_lineno or 0)]
+    return max(around, key=lambda f: f.lineno, default=None)

@@ -53,6 +53,11 @@ def _heads_first(op: Op) -> Operands | None:
     return op.inputs if turned else None
 
 
+# The canonical operation that each of them is.
+WRITTEN_AS = {
+    "unsqueeze": "view", "first": "slice", "rest": "slice", "cat": "cat", "even": "getitem",
+    "odd": "getitem", "heads_first": "permute",
+}  # fmt: skip
 DERIVED: dict[str, Callable[[Op], Operands | None]] = {
     "unsqueeze": _unsqueeze,
     "first": _first,

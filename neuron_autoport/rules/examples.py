@@ -32,7 +32,7 @@ from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Example, Rule
 from neuron_autoport.single import Make, for_real, random_calls, trace_alone
 from neuron_autoport.trace.module_trace import TraceEnd
-from neuron_autoport.trace.tracer import running_where
+from neuron_autoport.trace.spans import running_where
 
 _IMPORTS = (
     "import math; import torch; import torch.nn.functional as F; from torch import nn; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from neuron_autoport.trace.facts import LinearFacts
@@ -73,11 +73,15 @@ class Match:
     columns: dict[str, Columns] = field(default_factory=dict)
 
     def bind(self, name: str, value: Any) -> Match:
-        return replace(self, values={**self.values, name: value})
+        return Match({**self.values, name: value}, self.interior, self.steps, self.columns)
 
     def take(self, *ops: Op, steps: int = 1) -> Match:
-        ops = tuple(o for op in ops for o in (op, *op.absorbed))
-        return replace(self, interior=(*self.interior, *ops), steps=self.steps + steps)
+        if not ops and not steps:
+            return self
+        interior = list(self.interior)
+        for op in ops:
+            interior += (op, *op.absorbed)
+        return Match(self.values, tuple(interior), self.steps + steps, self.columns)
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,6 @@ class NearMiss:
 class Found:
     matches: tuple[Match, ...]
     near_miss: NearMiss | None
+
+
+NOTHING = Found((), None)

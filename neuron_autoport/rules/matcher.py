@@ -6,12 +6,13 @@ where it stopped. Equations are solved one after the other; `values.py` looks at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import islice, permutations
+from typing import Any
 
 from neuron_autoport.rules.cuts import cut_of
-from neuron_autoport.rules.match import Found, Match, NearMiss
+from neuron_autoport.rules.match import NOTHING, Found, Match, NearMiss
 from neuron_autoport.rules.pattern import Statement
 from neuron_autoport.rules.roles import NO_ROLES, Roles
 from neuron_autoport.rules.rule import Rule
@@ -25,6 +26,8 @@ def find(rule: Rule, graph: OpGraph, roles: Roles = NO_ROLES) -> Found:
     Args:
         roles: tells which role a child module has; without it no module has one.
     """
+    if graph.by_name.keys().isdisjoint(rule.roots[0]):
+        return NOTHING
     search = _Search(rule, graph, roles)
     matches = tuple(_distinct(search.run()))
     miss = search.near_miss()
@@ -58,16 +61,17 @@ class _Search:
         if index == len(self.statements):
             yield match
             return
-        statement = self.statements[index]
         given = index >= len(self.rule.match)
-        for found in self.equation(statement, match):
+        for found in self.equation(index, match):
             # What is only `given` is looked at, not replaced.
             kept = replace(found, interior=match.interior) if given else found
             yield from self.solve(index + 1, kept)
 
-    def equation(self, statement: Statement, match: Match) -> Iterator[Match]:
+    def equation(self, index: int, match: Match) -> Iterator[Match]:
+        statement = self.statements[index]
         if statement.split or statement.cut:
-            yield from (self.slices if statement.split else self.cut)(statement, match)
+            places = self.places(index, match, ())
+            yield from (self.slices if statement.split else self.cut)(statement, match, places)
             return
         (name,) = statement.targets
         bound = match.values.get(name)
@@ -75,17 +79,28 @@ class _Search:
             yield from self.values.at(statement.pattern, bound, match)
             return
         outputs = self.rule.outputs
-        others = {id(match.values[n]) for n in outputs if n in match.values}
-        taken = others if name in outputs else set[int]()
-        for op in self.graph.ops:  # an output is the operation itself, never a view of it
-            if id(op) in taken:
-                continue
+        others = [match.values[n] for n in outputs if n in match.values]
+        # An output is the operation itself, never a view of it.
+        for op in self.places(index, match, others if name in outputs else ()):
             for found in self.values.operation(statement.pattern, op, match):
                 yield found.bind(name, op)
 
-    def slices(self, statement: Statement, match: Match) -> Iterator[Match]:
+    def places(self, index: int, match: Match, taken: Sequence[Any]) -> list[Op]:
+        """Operations to try an equation at but those taken, in the order they run.
+
+        Beside those it can hold at, the first other one: all of these miss by the same number of steps, and the
+        first of equally near misses is told. One of no steps is never told.
+        """
+        roots = self.rule.roots[index]
+        found = self.graph.named(roots)
+        if match.steps:
+            others = (op for op in self.graph.ops if op.name not in roots and op not in taken)
+            found = sorted([*found, *islice(others, 1)], key=lambda op: op.index)
+        return [op for op in found if op not in taken] if taken else found
+
+    def slices(self, statement: Statement, match: Match, places: list[Op]) -> Iterator[Match]:
         """Slices of the last dimension that follow each other and fill it."""
-        for base in self.graph.ops:
+        for base in places:
             for found in self.values.operation(statement.pattern, base, match):
                 pieces = [u for u in base.users if u.name == "slice" and u.attrs["dim"] == -1]
                 pieces.sort(key=lambda u: u.attrs["start"])
@@ -99,10 +114,10 @@ class _Search:
                 between = [u for u in base.users if u.name == "pieces"]
                 yield _named(found.take(*pieces, *between, steps=0), statement, pieces)
 
-    def cut(self, statement: Statement, match: Match) -> Iterator[Match]:
+    def cut(self, statement: Statement, match: Match, places: list[Op]) -> Iterator[Match]:
         """Values that only layout steps lead to, each column in exactly one of them."""
         count = len(statement.targets)
-        for base in self.graph.ops:
+        for base in places:
             for found in self.values.operation(statement.pattern, base, match):
                 cut = cut_of(base, count)
                 if isinstance(cut, str):

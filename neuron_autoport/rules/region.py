@@ -115,7 +115,7 @@ class Finder:
             return "linear"
         if self.roles is None:
             return None
-        for role in sorted({r.role for r in self.roles.rules}):
+        for role in sorted(self.roles.by_role):
             if self.roles.of(op.trace, role) is not None:
                 return role
         return None

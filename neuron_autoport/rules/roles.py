@@ -28,7 +28,11 @@ class Roles:
     """
 
     def __init__(self, rules: Iterable[Rule], without: Collection[str] = ()) -> None:
-        self.rules, self.without = tuple(rules), without
+        self.without = without
+        self.by_role: dict[str, list[Rule]] = {}
+        for rule in rules:
+            if not rule.weights and not rule.refuse and len(rule.outputs) == 1:
+                self.by_role.setdefault(rule.role, []).append(rule)
         self.known: dict[tuple[ModuleTrace, str], tuple[Rule, Match] | None] = {}
 
     def of(self, trace: ModuleTrace, role: str) -> tuple[Rule, Match] | None:
@@ -43,9 +47,7 @@ class Roles:
         if trace.end is not None:
             return None
         graph = canonical_graph(trace)
-        for rule in self.rules:
-            if rule.role != role or rule.weights or rule.refuse or len(rule.outputs) != 1:
-                continue
+        for rule in self.by_role.get(role, ()):
             if f"{trace.module_class.__name__}:{rule.name}" in self.without:
                 continue
             for match in find(rule, graph, self).matches:

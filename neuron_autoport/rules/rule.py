@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuron_autoport.rules.pattern import Statement, count_steps, looks_at_casts
+from neuron_autoport.rules.roots import roots
 
 if TYPE_CHECKING:
     from neuron_autoport.rules.match import Match
@@ -87,6 +88,11 @@ class Rule:
     def steps(self) -> int:
         """How many operations the rule asks for."""
         return sum(count_steps(s.pattern) for s in (*self.match, *self.given))
+
+    @cached_property
+    def roots(self) -> tuple[frozenset[str], ...]:
+        """For each equation, those of `given` last, the operations it can hold at."""
+        return tuple(roots(s.pattern, self.choices) for s in (*self.match, *self.given))
 
     @cached_property
     def sees_casts(self) -> bool:

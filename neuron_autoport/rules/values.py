@@ -34,6 +34,8 @@ from neuron_autoport.trace.attention_ops import attention_operands
 from neuron_autoport.trace.facts import linear_of
 from neuron_autoport.trace.ops import Op, ancestry, is_float
 
+_LOOKED_THROUGH = frozenset({"view", "cast"})
+
 
 class Values:
     """Matches patterns of one rule at values of a graph; keeps the best failed attempt.
@@ -50,6 +52,12 @@ class Values:
         steps, _, _, was_sure = self.best
         if (sure, match.steps) > (was_sure, steps) and match.steps:
             self.best = (match.steps, reason, value if isinstance(value, Op) else None, sure)
+
+    def lacks(self, pattern: Pattern, match: Match, value: Any) -> None:
+        """A miss because the value is not what the pattern asks for; worded only if it is the nearest so far."""
+        steps, _, _, was_sure = self.best
+        if match.steps > steps and not was_sure:
+            self.miss(match, f"expected {_describe(pattern)}", value)
 
     def at(self, pattern: Pattern, value: Any, match: Match) -> Iterator[Match]:
         """Matches of `pattern` with its root at `value`."""
@@ -75,9 +83,11 @@ class Values:
             inner, skipped = self.look_through(pattern, value)
             yield from self.operation(pattern, inner, match.take(*skipped, steps=0))
         else:
-            self.miss(match, f"expected {_describe(pattern)}", value)
+            self.lacks(pattern, match, value)
 
     def look_through(self, pattern: Pattern, op: Op) -> tuple[Op, tuple[Op, ...]]:
+        if op.name not in _LOOKED_THROUGH:
+            return op, ()
         skipped: list[Op] = []
         wants_cast = isinstance(pattern, Like) or (
             isinstance(pattern, OpPattern) and pattern.name == "fp32"
@@ -137,7 +147,9 @@ class Values:
             self.miss(match, f"`{name}` is reshaped in between", value, sure=True)
 
     def operation(self, pattern: Pattern, op: Op, match: Match) -> Iterator[Match]:
-        if isinstance(pattern, ModulePattern):
+        if isinstance(pattern, OpPattern):
+            yield from self.plain(pattern, op, match)
+        elif isinstance(pattern, ModulePattern):
             yield from self.module(pattern, op, match)
         elif isinstance(pattern, ChoicePattern):
             names = self.rule.choices[pattern.name]
@@ -159,13 +171,6 @@ class Values:
                     yield found
                 else:
                     self.miss(found, f"cast is not to the dtype of `{pattern.model}`", op)
-        elif isinstance(pattern, OpPattern) and pattern.name == "fp32":
-            if op.dtype is torch.float32:
-                yield from self.cast(op, pattern.inputs[0], match)
-            else:
-                self.miss(match, "expected a cast to float32", op)
-        elif isinstance(pattern, OpPattern):
-            yield from self.plain(pattern, op, match)
 
     def cast(self, op: Op, inner: Pattern, match: Match) -> Iterator[Match]:
         if op.name != "cast":
@@ -177,15 +182,21 @@ class Values:
         if pattern.name == "attention":
             yield from self.attention(pattern, op, match)
             return
+        if pattern.name == "fp32":
+            if op.dtype is torch.float32:
+                yield from self.cast(op, pattern.inputs[0], match)
+            else:
+                self.miss(match, "expected a cast to float32", op)
+            return
         if pattern.name in DERIVED:
             found = DERIVED[pattern.name](op)
             if found is None:
-                self.miss(match, f"expected {_describe(pattern)}", op)
+                self.lacks(pattern, match, op)
             else:
                 yield from self.operands(pattern.inputs, found, match.take(op))
             return
         if op.name != pattern.name:
-            self.miss(match, f"expected {_describe(pattern)}", op)
+            self.lacks(pattern, match, op)
             return
         for key, wanted in pattern.attrs:
             if op.attrs.get(key) != wanted:
@@ -218,8 +229,9 @@ class Values:
     def module(self, pattern: ModulePattern, op: Op, match: Match) -> Iterator[Match]:
         ref = self.reference(pattern.name, op)
         if ref is None or op.attrs.get("kwargs"):
-            kind = self.rule.kind_of(pattern.name)
-            self.miss(match, f"`{pattern.name}` must be a {kind} module", op)
+            if match.steps:  # else it is never told
+                kind = self.rule.kind_of(pattern.name)
+                self.miss(match, f"`{pattern.name}` must be a {kind} module", op)
             return
         known = match.values.get(pattern.name)
         if known is not None and known.op is not op:

@@ -12,6 +12,9 @@ _BETWEEN = frozenset(
      "masked_fill", "clamp", "clamp_min", "expand", "dropout", "max", "maximum", "nan_to_num"}
 )  # fmt: skip
 _PRODUCTS = frozenset({"matmul", "baddbmm"})
+# Operations whose result is that of an attention.
+_WHOLE = frozenset({"attention", "sdpa"})
+RESULTS = _WHOLE | {"matmul"}
 
 
 def attention_operands(op: Op) -> tuple[Any, Any, Any] | None:
@@ -19,7 +22,7 @@ def attention_operands(op: Op) -> tuple[Any, Any, Any] | None:
 
     Written out, that is `softmax(query @ key.T ...) @ value`, with anything elementwise in between.
     """
-    if op.name in ("attention", "sdpa"):
+    if op.name in _WHOLE:
         return op.inputs[0], op.inputs[1], op.inputs[2]
     if op.name != "matmul" or not all(isinstance(v, Op) for v in op.inputs):
         return None

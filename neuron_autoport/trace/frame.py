@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from neuron_autoport.trace.members import names_below
 from neuron_autoport.trace.module_trace import ChildCall
 from neuron_autoport.trace.spans import running_spans
 
@@ -32,10 +33,7 @@ class Frame:
         self.graph = fx.Graph()
         self.nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
         self.children: list[ChildCall] = []
-        self.paths = {id(m): name for name, m in root.named_modules() if name}
-        self.states: dict[int, str] = {}
-        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
-            self.states.setdefault(id(tensor), name)
+        self.paths, self.states = names_below(root)
         self.assumed: list[str] = []
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,19 +23,36 @@ _MACHINERY = {"gradient_checkpointing", *dir(nn.Module()), *vars(nn.Module())}
 
 def snapshot(value: Any) -> Any:
     """A comparable picture of an attribute's value."""
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, torch.Tensor):
-        return ("tensor", tuple(value.shape), value.dtype)
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, *(snapshot(v) for v in value))
-    if isinstance(value, nn.Module):
-        # Iterating a container of modules is seen by no attribute read: its children count.
-        return ("module", type(value), tuple((n, type(c)) for n, c in value._modules.items()))
-    if isinstance(value, functools.partial):
-        keywords = tuple(sorted((k, snapshot(v)) for k, v in value.keywords.items()))
-        return ("partial", snapshot(value.func), snapshot(value.args), keywords)
-    return ("object", id(value))
+    return _picture_of(type(value))(value)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _picture_of(kind: type) -> Callable[[Any], Any]:
+    """How values of a class are pictured; the class is asked, as a value may answer `isinstance` by itself."""
+    if issubclass(kind, _PLAIN):
+        return lambda value: value
+    if issubclass(kind, torch.Tensor):
+        return lambda value: ("tensor", tuple(value.shape), value.dtype)
+    if issubclass(kind, list | tuple):
+        return lambda value: (kind.__name__, *(snapshot(v) for v in value))
+    if kind is dict:
+        return lambda value: ("dict", *((snapshot(k), snapshot(v)) for k, v in value.items()))
+    if issubclass(kind, nn.Module):
+        return _module
+    if issubclass(kind, functools.partial):
+        return _partial
+    return lambda value: ("object", id(value))
+
+
+def _module(value: nn.Module) -> Any:
+    """Iterating a container of modules is seen by no attribute read: its children count."""
+    below = value._modules
+    return ("module", type(value), tuple((n, type(c)) for n, c in below.items()) if below else ())
+
+
+def _partial(value: functools.partial[Any]) -> Any:
+    keywords = tuple(sorted((k, snapshot(v)) for k, v in value.keywords.items()))
+    return ("partial", snapshot(value.func), snapshot(value.args), keywords)
 
 
 def _watching_class(cls: Any) -> type[nn.Module]:
@@ -106,9 +123,9 @@ def input_signature(args: Any, kwargs: Any) -> Any:
 def _hashable(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, torch.Tensor):
         number = seen.setdefault(id(value), len(seen))
-        return str(("tensor", number, tuple(value.shape), value.dtype))
+        return ("tensor", number, tuple(value.shape), value.dtype)
     if isinstance(value, list | tuple):
-        return str(tuple(_hashable(v, seen) for v in value))
+        return tuple(_hashable(v, seen) for v in value)
     if isinstance(value, dict):
-        return str({k: _hashable(v, seen) for k, v in value.items()})
+        return ("dict", *((repr(k), _hashable(v, seen)) for k, v in value.items()))
     return repr(value) if isinstance(value, _PLAIN) else type(value).__name__

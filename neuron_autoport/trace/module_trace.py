@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import fx, nn
 
 from neuron_autoport.trace.guards import snapshot
+from neuron_autoport.trace.members import module_at
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,20 @@ class ModuleTrace:
         if type(module) is not self.module_class:
             return False
         for name, seen in self.reads.items():
-            if snapshot(getattr(module, name, None)) != seen:
+            value = getattr(module, name, None)
+            if value is not seen and snapshot(value) != seen:
                 return False
-        return all(c.trace.holds_for(module.get_submodule(c.path)) for c in self.children)
+        return all(c.trace.holds_for(module_at(module, c.path)) for c in self.children)
 
-    def walk(self, prefix: str = "") -> Iterator[tuple[str, ModuleTrace]]:
+    def walk(self) -> tuple[tuple[str, ModuleTrace], ...]:
         """This trace and all below it, each call by its dotted path."""
-        yield prefix, self
+        return ("", self), *self.below
+
+    @cached_property
+    def below(self) -> tuple[tuple[str, ModuleTrace], ...]:
+        """All below this trace, each call by its dotted path; those of a layer are found once for all like it."""
+        found: list[tuple[str, ModuleTrace]] = []
         for child in self.children:
-            yield from child.trace.walk(f"{prefix}.{child.path}" if prefix else child.path)
+            found.append((child.path, child.trace))
+            found += [(f"{child.path}.{path}", trace) for path, trace in child.trace.below]
+        return tuple(found)

@@ -8,6 +8,7 @@ Dimensions count from the end (negative). What carries meaning stays: dims, keep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -87,7 +88,22 @@ class OpGraph:
     outputs: tuple[Op, ...]
 
     def inputs(self) -> list[Op]:
-        return [op for op in self.ops if op.name == "input"]
+        return list(self.by_name.get("input", ()))
+
+    @cached_property
+    def by_name(self) -> dict[str, list[Op]]:
+        """The operations of each name, in order of execution."""
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            found.setdefault(op.name, []).append(op)
+        return found
+
+    def named(self, names: frozenset[str]) -> list[Op]:
+        """All operations of these names, in order of execution."""
+        found = [self.by_name[name] for name in names if name in self.by_name]
+        if len(found) < 2:
+            return found[0] if found else []
+        return sorted((op for ops in found for op in ops), key=lambda op: op.index)
 
 
 def is_float(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -38,22 +38,39 @@ class Span:
         return f"{Path(self.file).name}:{self.line}:{self.column + 1}"
 
 
-@lru_cache(maxsize=4096)
-def _positions(code: CodeType) -> tuple[tuple[int | None, int | None, int | None, int | None], ...]:
-    return tuple(code.co_positions())
+class _Code:
+    """Positions in one code object, each span made once. Holds the object, so that its id stays its own."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.own = not code.co_filename.startswith((_TORCH_ROOT, _TRACE_ROOT))
+        self.spans: dict[int, Span | None] = {}
+
+    def span(self, index: int) -> Span | None:
+        """The expression of an instruction."""
+        if index not in self.spans:
+            self.spans[index] = self._span(index)
+        return self.spans[index]
+
+    def _span(self, index: int) -> Span | None:
+        code = self.code
+        line, end_line, column, end_column = next(
+            islice(code.co_positions(), index, None), (None,) * 4
+        )
+        if line is None or end_line is None or column is None or end_column is None:
+            return None
+        return Span(code.co_filename, line, column, end_line, end_column, code.co_qualname)
 
 
-def _span(frame: FrameType) -> Span | None:
-    index = frame.f_lasti // 2
-    positions = _positions(frame.f_code)
-    if index >= len(positions):
-        return None
-    line, end_line, column, end_column = positions[index]
-    if line is None or end_line is None or column is None or end_column is None:
-        return None
-    return Span(
-        frame.f_code.co_filename, line, column, end_line, end_column, frame.f_code.co_qualname
-    )
+# By identity: to compare code objects is to compare all that is in them.
+_codes: dict[int, _Code] = {}
+
+
+def _known(code: CodeType) -> _Code:
+    found = _codes.get(id(code))
+    if found is None:
+        found = _codes[id(code)] = _Code(code)
+    return found
 
 
 def running_spans(forward: CodeType) -> tuple[Span, ...]:
@@ -70,11 +87,23 @@ def running_spans(forward: CodeType) -> tuple[Span, ...]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if code is forward or not code.co_filename.startswith((_TORCH_ROOT, _TRACE_ROOT)):
-            span = _span(frame)
+        known = _known(code)
+        if code is forward or known.own:
+            span = known.span(frame.f_lasti // 2)
             if span is not None:
                 chain.append(span)
         if code is forward:
             return tuple(reversed(chain))
         frame = frame.f_back
     return ()
+
+
+def running_where(error: BaseException) -> str | None:
+    """`file:line` of the innermost frame of the error that is neither torch's nor ours."""
+    where, tb = None, error.__traceback__
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        if "/torch/" not in file and "/neuron_autoport/trace/" not in file:
+            where = f"{file}:{tb.tb_lineno}"
+        tb = tb.tb_next
+    return where

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from neuron_autoport.trace.frame import Frame
 from neuron_autoport.trace.guards import input_signature, watch_reads
 from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd
-from neuron_autoport.trace.spans import running_spans
+from neuron_autoport.trace.spans import running_spans, running_where
 from neuron_autoport.trace.values import NoValue, Values
 from neuron_autoport.trace.writes import changed_since, tensors_in, versions_of
 
@@ -128,7 +128,7 @@ class Session(TorchFunctionMode):
             return call(module, *args, **kwargs)
         trace = self.trace(module, args, kwargs, call)
         if trace.end is None:
-            result = pytree.tree_map_only(torch.Tensor, self.fresh, trace.result)
+            result = _each_tensor(self.fresh, trace.result)
         else:
             result = _guessed_result(path, module, trace, args, kwargs)
             frame.assumed.append(f"{path} returns one tensor shaped like its first input")
@@ -186,24 +186,21 @@ class Session(TorchFunctionMode):
         )
 
 
-def running_where(error: BaseException) -> str | None:
-    """`file:line` of the innermost frame of the error that is neither torch's nor ours."""
-    where, tb = None, error.__traceback__
-    while tb is not None:
-        file = tb.tb_frame.f_code.co_filename
-        if "/torch/" not in file and "/neuron_autoport/trace/" not in file:
-            where = f"{file}:{tb.tb_lineno}"
-        tb = tb.tb_next
-    return where
-
-
 def _call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
+        if tensor.is_contiguous():  # what torch keeps is then known: it need not be worked out
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return torch.empty_like(tensor)
+
+
+def _each_tensor(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return pytree.tree_map_only(torch.Tensor, function, value)
 
 
 def _has_tensor(value: Any) -> bool:

@@ -1,0 +1,74 @@
+"""Which operations a pattern can hold at: a search need not try the others.
+
+`y = down(act(gate(x)) * up(x))` can only hold at the call of a module, `a * b + c` only at a sum. It is the name of the
+operation alone that is asked for; what it is applied to is seen when the pattern is tried there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from neuron_autoport.rules.derived import WRITTEN_AS
+from neuron_autoport.rules.pattern import (
+    ChoicePattern,
+    Either,
+    Like,
+    Maybe,
+    ModulePattern,
+    OpPattern,
+    Pattern,
+)
+from neuron_autoport.trace.attention_ops import RESULTS
+from neuron_autoport.trace.ops import OpGraph
+
+if TYPE_CHECKING:
+    from neuron_autoport.rules.rule import Rule
+
+
+def roots(pattern: Pattern, choices: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
+    """Names of the operations that `Values.operation` can find the pattern at.
+
+    Args:
+        choices: of the rule, by the name of the captured operation.
+    """
+    if isinstance(pattern, Either):
+        return frozenset[str]().union(*(roots(p, choices) for p in pattern.options))
+    if isinstance(pattern, Maybe):
+        return roots(pattern.whole, choices) | roots(pattern.rest, choices)
+    if isinstance(pattern, ModulePattern):
+        return frozenset({"module"})
+    if isinstance(pattern, ChoicePattern):
+        return frozenset(choices[pattern.name])
+    if isinstance(pattern, Like):
+        return frozenset({"cast"})
+    if isinstance(pattern, OpPattern):
+        return _of_operation(pattern.name)
+    return frozenset()  # a value of any kind is no operation to begin at
+
+
+def _of_operation(name: str) -> frozenset[str]:
+    if name == "attention":
+        return RESULTS
+    return frozenset({"cast" if name == "fp32" else WRITTEN_AS.get(name, name)})
+
+
+class RulesByRoot:
+    """A library in which only those rules are looked up that can begin somewhere in a graph.
+
+    Args:
+        rules: in the order they are tried.
+    """
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = tuple(rules)
+        self.role_of = {rule.name: rule.role for rule in reversed(self.rules)}
+        self.numbers: dict[str, list[int]] = {}
+        for number, rule in enumerate(self.rules):
+            for root in rule.roots[0]:
+                self.numbers.setdefault(root, []).append(number)
+
+    def within(self, graph: OpGraph) -> list[Rule]:
+        """The rules whose first equation has a root among the graph's operations, in their order."""
+        found = {n for name in graph.by_name for n in self.numbers.get(name, ())}
+        return [self.rules[n] for n in sorted(found)]
