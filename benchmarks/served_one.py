@@ -35,6 +35,8 @@ SIZES = (
     Sizes(hidden=128, heads=8, intermediate=256, expert_intermediate=128, rank=32),
 )
 LENGTHS = (1, 20, 9)
+# Attention in chunks: the least that vLLM's cache has blocks of on a CPU, and prompts longer than it.
+CHUNK, CHUNK_LENGTHS = 32, (1, 45, 9)
 NEW_TOKENS = 8
 # In one step of the engine: the longer prompts are read in pieces, beside tokens of other requests.
 STEP_TOKENS = 8
@@ -51,8 +53,19 @@ def small_config(model_type: str) -> PretrainedConfig:
             continue
         first = first or config
         if head_sizes(config) <= HEAD_SIZES:
-            return config
-    return first or tiny_config(default)
+            return in_chunks(config)
+    return in_chunks(first or tiny_config(default))
+
+
+def in_chunks(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration, its chunks, if it attends in such, as large as a block of vLLM's cache."""
+    if attends_in_chunks(config):
+        config.get_text_config().attention_chunk_size = CHUNK
+    return config
+
+
+def attends_in_chunks(config: PretrainedConfig) -> bool:
+    return "chunked_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def head_sizes(config: PretrainedConfig) -> set[int]:
@@ -62,10 +75,10 @@ def head_sizes(config: PretrainedConfig) -> set[int]:
     return {value.shape[-1] for op in asked for value in op.inputs[:3] if value.shape}
 
 
-def prompts(vocabulary: int) -> list[list[int]]:
+def prompts(vocabulary: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     """Prompts of different lengths, the longest longer than every window."""
     generator = torch.Generator().manual_seed(7)
-    return [torch.randint(3, vocabulary - 20, (n,), generator=generator).tolist() for n in LENGTHS]
+    return [torch.randint(3, vocabulary - 20, (n,), generator=generator).tolist() for n in lengths]
 
 
 def hugging_face(model_class: Any, folder: Path, asked: list[list[int]]) -> list[list[int]]:
@@ -88,8 +101,10 @@ class _NotConfigured(Exception):
     """vLLM refused the model when it read its configuration."""
 
 
-def vllm_tokens(folder: Path, impl: str, asked: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens of vLLM's engine for the same prompts in one batch."""
+def vllm_tokens(
+    folder: Path, impl: str, asked: list[list[int]], block: int | None
+) -> list[list[int]]:
+    """Greedy tokens of vLLM's engine for the same prompts in one batch. block: of its cache, or its own choice."""
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
@@ -110,6 +125,7 @@ def vllm_tokens(folder: Path, impl: str, asked: list[list[int]]) -> list[list[in
         max_num_batched_tokens=STEP_TOKENS,
         enforce_eager=True,
         enable_prefix_caching=False,
+        block_size=block,
     )
     sampling = SamplingParams(
         temperature=0, max_tokens=NEW_TOKENS, detokenize=False, ignore_eos=True
@@ -153,9 +169,11 @@ def _result(model_type: str, impl: str, folder: Path) -> str:
     config = small_config(model_type)
     model = real_model(config)
     model.save_pretrained(folder)
-    asked = prompts(int(config.get_text_config().vocab_size))
+    chunks = attends_in_chunks(config)
+    lengths = CHUNK_LENGTHS if chunks else LENGTHS
+    asked = prompts(int(config.get_text_config().vocab_size), lengths)
     expected = hugging_face(type(model), folder, asked)
-    found = vllm_tokens(folder, impl, asked)
+    found = vllm_tokens(folder, impl, asked, CHUNK if chunks else None)
     print("EXPECTED", expected)
     print("FOUND   ", found)
     return "served" if found == expected else "wrong"

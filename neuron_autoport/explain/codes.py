@@ -202,9 +202,10 @@ CODE_HELP: dict[str, CodeHelp] = {
     ),
     "AP410": CodeHelp(
         "On vLLM's engine the attention of a layer runs in vLLM's own layer, with its paged cache of keys and "
-        "values. It knows a scale, a window, a soft-cap, sinks and ALiBi slopes. What else a model hands to its "
-        "attention (a mask or a bias it computes itself, chunks, two calls in one layer) would be left out, so the "
-        "model is refused before its weights are read.",
+        "values. It knows a scale, a window or chunks, a soft-cap, sinks and ALiBi slopes; a layer that attends "
+        "several times has a cache for each call, and chunks must be whole blocks of the cache. What else a model "
+        "hands to its attention (a mask or a bias it computes itself) would be left out, and a call that is made "
+        "for some numbers of tokens only would miss keys, so the model is refused before its weights are read.",
         (
             "`autoport inspect MODEL` shows the layer's graph",
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
@@ -219,7 +220,8 @@ CODE_HELP: dict[str, CodeHelp] = {
         "interface, if its graph is that of causal attention: one scale, one window, ALiBi or no bias; the message "
         "names the operation that is something else. Then a small model of the same kind is run with attention and "
         "states silenced; if a token still reaches a later one, something else looks back (a token shift, an "
-        "indexer, a learned bias), and the model is refused.",
+        "indexer, a learned bias), and the model is refused. So it is if a token's row among those of a step is taken "
+        "for its position, unless the layer has it from a call of `torch.arange` in its own forward.",
         (
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
             "code of your own: call `ALL_ATTENTION_FUNCTIONS.get_interface(...)` instead of writing the softmax out",
@@ -228,13 +230,13 @@ CODE_HELP: dict[str, CodeHelp] = {
     ),
     "AP412": CodeHelp(
         "vLLM builds the base model of a decoder-only text model and one linear layer for its logits, with a factor "
-        "and a soft-cap. transformers must have a causal language model of the configuration's type, and nothing "
-        "with weights may stand between its base model and that layer.",
+        "and a soft-cap. transformers must have a causal language model of the configuration's type. Between its "
+        "base model and that layer only modules of one input each may stand, which work on every row by itself.",
         (
             "name the checkpoint of a causal language model; `autoport inspect MODEL` says what it is",
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
         ),
-        words="A prediction head `decoder(norm(act(dense(hidden))))`, where vLLM has `decoder(hidden)`.",
+        words="A head `decoder(tanh(hidden))`: the `tanh` is no module that could be kept before `decoder`.",
     ),
     "AP501": CodeHelp(
         "Tensor parallelism gives each rank an equal part of a weight: of its columns, its rows, or its heads.",

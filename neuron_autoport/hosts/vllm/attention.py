@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention
 from vllm.model_executor.model_loader.weight_utils import (
     default_weight_loader,
     sharded_weight_loader,
@@ -22,14 +22,17 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from neuron_autoport.hosts.vllm.compat import HostError, refused
 from neuron_autoport.hosts.vllm.masks import Mask, layer_key
-from neuron_autoport.hosts.vllm.operations import attend, can_attend
+from neuron_autoport.hosts.vllm.operations import attend, can_attend, place_of
+from neuron_autoport.hosts.vllm.turns import attention_calls, check_stages, give_turns, layer_of
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.trace.ops import Op
 
 INTERFACE = "neuron_autoport_vllm"
-LAYER = "attn"  # vLLM's own backend has it there, and its loaders know the name
 # Arguments of the interface that do not change the result in inference, or come from the mask.
 _HARMLESS = frozenset(("mask", "dropout", "position_ids", "is_causal", "cache_position"))
+# Fields of a configuration that hold what a mask shows.
+_WINDOWS = ("sliding_window", "attention_window_size", "window_size")
+_CHUNK = "attention_chunk_size"
 _KNOWN = frozenset(("scaling", "sliding_window", "softcap", "s_aux", "alibi_slopes"))
 
 
@@ -51,14 +54,21 @@ class Facts:
     slopes: tuple[float, ...] | None = None
 
 
-def read_attention(plan: ClassPlan) -> Facts | str | None:
-    """The attention of a class from its graph; why vLLM's layer cannot compute it; None if it has none."""
-    asked = [op for op in plan.graph.ops if op.name == "attention"]
-    if not asked:
-        return None
-    if len(asked) > 1:
-        return f"{len(asked)} attention calls in one layer, which has one cache"
-    op = asked[0]
+@dataclass(frozen=True)
+class Reach:
+    """What a query sees. window: so many keys, itself included, or all. chunk: of its own so many tokens, or all."""
+
+    window: int | None
+    chunk: int | None = None
+
+
+def read_attention(plan: ClassPlan) -> list[Facts | str]:
+    """The attention calls of a class from its graph, or why vLLM's layer cannot compute one."""
+    return [read_call(op) for op in plan.graph.ops if op.name == "attention"]
+
+
+def read_call(op: Op) -> Facts | str:
+    """One attention call; why vLLM's layer cannot compute it."""
     query, key, value = (x.shape for x in op.inputs[:3])
     if len(query) != 4 or query[-2] != key[-2] or key[-2] != value[-2]:
         return f"queries {list(query)} for keys {list(key)} and values {list(value)}"
@@ -100,51 +110,63 @@ def make_attention(model: Any, masks: dict[tuple[str, str | None], Mask], small:
     inside = f"{port.base}." if port.base else ""
     modules: dict[str, nn.Module] = dict(model.model.named_modules())
     where = str(model.model_config.model)
-    shown = {p.trace.module_class.__name__ for p in port.plans if read_attention(p) is not None}
+    shown = {p.trace.module_class.__name__ for p in port.plans if read_attention(p)}
     for name, _ in masks:
         if name not in shown:
             what = f"{name}: its graph does not show what it hands to its attention"
             raise refused("AP410", what, where)
-    for path, plan in port.where.items():
-        facts = read_attention(plan)
+    found = attention_calls(port)
+    check_stages(found, int(model.parallel_config.pipeline_parallel_size), where)
+    for path, calls in found.items():
         module = modules.get(path.removeprefix(inside))
-        if facts is None or module is None or type(module).__name__ == "PPMissingLayer":
+        if module is None or type(module).__name__ == "PPMissingLayer":
             continue
-        place = f"{path} ({plan.trace.module_class.__name__})"
-        if isinstance(facts, str):
-            raise refused("AP410", f"{place}: {facts}", where)
+        place = f"{path} ({port.where[path].trace.module_class.__name__})"
         mask = masks.get(layer_key(module, model.text_config))
-        window = _window(facts, mask, model.text_config, small, place, where)
-        name = f"model.{path.removeprefix(inside)}.{LAYER}"
         sharing = model.sharing.get(path.removeprefix(inside))
         ranks = int(model.parallel_config.tensor_parallel_size)
         ranks = ranks if sharing is not None and sharing.by_heads else 1
-        setattr(module, LAYER, _layer(module, facts, window, name, place, model, ranks))
+        give_turns(module, place, calls)
+        sinks: dict[str, nn.Parameter] = {}
+        for attribute, op in zip(calls.names(), calls.asked, strict=True):
+            facts = read_call(op)
+            if isinstance(facts, str):
+                raise refused("AP410", f"{place}: {facts}", where)
+            if facts.sinks is not None and facts.sinks not in sinks:
+                device = model.device_config.device
+                sinks[facts.sinks] = _share_sinks(module, facts.sinks, ranks, device)
+            reach = read_reach(facts, mask, model.text_config, small, place, where)
+            name = f"model.{path.removeprefix(inside)}.{attribute}"
+            own = sinks.get(facts.sinks or "")
+            setattr(module, attribute, _layer(facts, reach, own, name, place, model, ranks))
 
 
-def _window(
+def read_reach(
     facts: Facts, mask: Mask | None, config: Any, small: Any, place: str, where: str
-) -> int | None:
-    """The window of a layer: handed to the call, or, where its mask alone has it, the configuration's."""
+) -> Reach:
+    """How far a layer sees: as handed to the call, or, where its mask alone shows it, as configured."""
     if mask is None:
-        return facts.window
+        return Reach(facts.window)
     if mask.problem is not None:
         raise refused("AP410", f"{place}: its tokens see each other by {mask.problem}", where)
-    if mask.window == (mask.given or None):
-        return facts.window
-    fields = ("sliding_window", "attention_window_size", "window_size")
-    for field in fields:
+    if mask.chunk is not None and mask.given is None:
+        if getattr(small, _CHUNK, None) == mask.chunk:
+            return Reach(None, int(getattr(config, _CHUNK)))
+    elif mask.window == (mask.given or None):
+        return Reach(facts.window)
+    for field in _WINDOWS:
         if mask.window is not None and getattr(small, field, None) == mask.window:
-            return int(getattr(config, field))
+            return Reach(int(getattr(config, field)))
     shown = f"a window of {mask.window}" if mask.window else "no window"
+    shown = f"chunks of {mask.chunk}" if mask.chunk else shown
     told = f"a window of {mask.given}" if mask.given else "none"
     raise refused("AP410", f"{place}: its mask has {shown}, its attention is told {told}", where)
 
 
 def _layer(
-    module: nn.Module,
     facts: Facts,
-    window: int | None,
+    reach: Reach,
+    sinks: nn.Parameter | None,
     name: str,
     place: str,
     model: Any,
@@ -158,33 +180,52 @@ def _layer(
         )
     longest = int(model.model_config.max_model_len)
     kwargs: dict[str, Any] = {}
-    if window is not None and window < longest:
-        kwargs["per_layer_sliding_window"] = window
-    if facts.sinks is not None:
-        kwargs["sinks"] = _share_sinks(module, facts.sinks, ranks, model.device_config.device)
+    if reach.window is not None and reach.window < longest:
+        kwargs["per_layer_sliding_window"] = reach.window
+    in_chunks = reach.chunk is not None and reach.chunk < longest
+    if sinks is not None:
+        kwargs["sinks"] = sinks
     if facts.slopes is not None:
         kwargs["alibi_slopes"] = list(facts.slopes)
     cache = model.cache_config
+    if in_chunks:
+        check_chunks(facts, reach, cache.block_size, place, where)
+        kind, kwargs["attention_chunk_size"] = ChunkedLocalAttention, reach.chunk
+    else:
+        kind, kwargs["logits_soft_cap"] = Attention, facts.soft_cap
     held, cache.sliding_window = (
         cache.sliding_window,
         None,
-    )  # a layer without a window of its own has none
+    )  # one without a window of its own has none
     try:
-        layer = Attention(
+        layer = kind(
             facts.heads // ranks,
             _head_size(facts, model, place, where),
             facts.scale,
             num_kv_heads=max(1, facts.kv_heads // ranks),
             cache_config=cache,
             quant_config=model.quant_config,
-            logits_soft_cap=facts.soft_cap,
             prefix=name,
             **kwargs,
         )
     finally:
         cache.sliding_window = held
     layer.in_one_call = can_attend(layer, model.vllm_config)
+    layer.place = place_of(layer)
     return layer
+
+
+def check_chunks(facts: Facts, reach: Reach, block: int, place: str, where: str) -> None:
+    """vLLM's layer for attention in chunks shows whole blocks of the cache, and knows neither cap nor sinks."""
+    if facts.soft_cap is not None or facts.sinks is not None:
+        what = f"{place}: in chunks vLLM's attention has neither a soft-cap nor sinks"
+        raise refused("AP410", what, where)
+    assert reach.chunk is not None
+    if reach.chunk % block:
+        what = f"AP410: {place}: chunks of {reach.chunk} tokens are no whole blocks of {block} in the cache"
+        raise HostError(
+            what, where, f"vllm serve {where} --block-size N, of which {reach.chunk} is a multiple"
+        )
 
 
 def _head_size(facts: Facts, model: Any, place: str, where: str) -> int:
@@ -225,7 +266,7 @@ def paged_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention interface: q [1, N, T, D], k and v [1, K, T, ...] -> [1, T, N, value width]."""
-    layer: Any = getattr(module, LAYER)
+    layer = layer_of(module)
     tokens, width = query.shape[-2], value.shape[-1]
     if (query.shape[1], key.shape[1]) != (
         layer.num_heads,
@@ -237,7 +278,7 @@ def paged_attention(
         )
     rows = [_rows(x, layer.head_size) for x in (query, key, value)]
     if layer.in_one_call:
-        out = attend(*rows, layer.layer_name)
+        out = attend(*rows, layer.place)
     else:
         out = layer(*(x.flatten(1) for x in rows))
     out = out.view(1, tokens, -1, layer.head_size)

@@ -144,8 +144,21 @@ def expand_latent(model_config: Any) -> None:
 
 def refused(code: str, what: str, where: str) -> HostError:
     """A refusal to serve, with its code."""
-    step = f"autoport explain {code}"
-    return HostError(f"{code}: vLLM cannot serve this model here: {what}", where, step)
+    return HostError(*_refusal(code, what, where))
+
+
+def _refusal(code: str, what: str, where: str) -> tuple[str, str, str]:
+    said = f"{code}: vLLM cannot serve this model here: {what}"
+    return said, where, f"autoport explain {code}"
+
+
+class CountsRows(HostError):
+    """A class takes a token's row for its position. name: of the class; empty if it is not known."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self.name = name
+        rows = f"{name or 'it'} takes a token's row among those of a step for its position"
+        super().__init__(*_refusal("AP411", rows, where))
 
 
 def check_model(model_config: Any) -> ModelSource:

@@ -54,6 +54,30 @@ def compile_decoder(model: Any, proved: ProvedPort) -> None:
     keeping.__init__(decoder)  # vLLM's part of it; the modules are there
 
 
+def share_code(model: Any) -> None:
+    """Let layers of one class be compiled once: code of the first runs for all whose graphs are the same.
+
+    Only where all that tells vLLM's layers apart in a graph is a tensor; a name in the graph makes code for each.
+
+    Args:
+        model: vLLM's model, its attention layers made.
+    """
+    known = model.vllm_config.compilation_config.static_forward_context.values()
+    if not all(getattr(layer, "in_one_call", False) for layer in known):
+        return
+    lists = [m for m in model.model.get_decoder().modules() if isinstance(m, nn.ModuleList)]
+    layers = [layer for found in lists for layer in found]
+    shared: dict[type[Any], type[Any]] = {}
+    for layer in layers:
+        cls = type(layer)
+        if cls not in shared:
+            region = torch.compiler.nested_compile_region(
+                cls.forward, max_reuse_entries=len(layers)
+            )
+            shared[cls] = type(cls.__name__, (cls,), {"forward": region})
+        layer.__class__ = shared[cls]
+
+
 def keep_tables(parts: Iterable[tuple[str, ClassPlan, nn.Module]]) -> None:
     """Let modules that only make sines and cosines make them once, not again wherever they are read."""
     for _, plan, module in parts:

@@ -60,7 +60,16 @@ def plan_layers(
         if columns:
             layers.append(_merged(site, columns))
         layers += [_single(w, columnwise) for w in site.weights if w.shard != "column"]
-    return [replace(x, kind=_WHOLE.get(x.kind, x.kind)) for x in layers] if whole else layers
+    return [_on_every_rank(x) for x in layers] if whole else layers
+
+
+def _on_every_rank(layer: Layer) -> Layer:
+    """The layer where no rank shares it; a stacked one numbers its parts."""
+    kind = _WHOLE.get(layer.kind, layer.kind)
+    if kind != "stacked":
+        return replace(layer, kind=kind)
+    parts = tuple((name, i) for i, (name, _) in enumerate(layer.sources))
+    return replace(layer, kind=kind, sources=parts)
 
 
 def _merged(site: Site, weights: tuple[FusedWeight, ...]) -> Layer:

@@ -1,7 +1,7 @@
 """Checkpoint tensors as transformers would load them, where vLLM's backend knows less.
 
-Parts that transformers joins, weights that are tied and saved once, and names that are to be ignored only where the
-model has no such parameter.
+Parts that transformers joins or splits, weights that are tied and saved once, and names that are to be ignored only
+where the model has no such parameter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import Concatenate, WeightConverter
+from transformers.core_model_loading import Chunk, Concatenate, WeightConverter
 
 from neuron_autoport.hosts.vllm.compat import HostError
 
@@ -37,10 +37,14 @@ class Loading:
             self.tied.setdefault(source, []).append(target)
         self.joins = [
             (converter.source_patterns, converter.target_patterns[0], step.dim)
-            for converter in get_model_conversion_mapping(model)
-            if isinstance(converter, WeightConverter) and len(converter.target_patterns) == 1
-            for step in converter.operations
-            if isinstance(step, Concatenate) and len(converter.operations) == 1
+            for converter, step in single_steps(model)
+            if isinstance(step, Concatenate) and len(converter.target_patterns) == 1
+        ]
+        self.splits = [
+            (_plain(converter.source_patterns[0]), converter.target_patterns, step.dim)
+            for converter, step in single_steps(model)
+            if isinstance(step, Chunk) and step.num_shards_attribute is None
+            if len(converter.source_patterns) == 1
         ]
 
     def __call__(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -49,7 +53,7 @@ class Loading:
         Raises:
             HostError: a part of a joined parameter is not in the checkpoint.
         """
-        for name, tensor in self._joined(weights):
+        for name, tensor in self._split(self._joined(weights)):
             own = self._own(name)
             if own not in self.names and any(p.search(name) for p in self.ignored):
                 continue
@@ -81,11 +85,36 @@ class Loading:
                 "check that the checkpoint is complete",
             )  # fmt: skip
 
+    def _split(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+        """A tensor that the model has in equal parts, as these."""
+        for name, tensor in weights:
+            found = next((s for s in self.splits if s[0] in name), None)
+            if found is None or self._own(name) in self.names:
+                yield name, tensor
+                continue
+            source, targets, dim = found
+            parts = tensor.chunk(len(targets), dim=dim)
+            yield from (
+                (name.replace(source, _plain(t)), p) for t, p in zip(targets, parts, strict=True)
+            )
+
     def _part(self, name: str) -> tuple[str, int, int, int] | None:
         """(name of the whole, index, number of parts, dimension) of a tensor that is a part."""
         for sources, target, dim in self.joins:
             for index, source in enumerate(sources):
-                plain = source.replace("\\.", ".").strip("^$")
+                plain = _plain(source)
                 if plain in name and self._own(name) not in self.names:
-                    return name.replace(plain, target.replace("\\.", ".")), index, len(sources), dim
+                    return name.replace(plain, _plain(target)), index, len(sources), dim
         return None
+
+
+def single_steps(model: Any) -> Iterator[tuple[WeightConverter, Any]]:
+    """The conversions of a checkpoint of this model that are one step."""
+    for converter in get_model_conversion_mapping(model):
+        if isinstance(converter, WeightConverter) and len(converter.operations) == 1:
+            yield converter, converter.operations[0]
+
+
+def _plain(pattern: str) -> str:
+    """A pattern of transformers that is a name, as that name."""
+    return pattern.replace("\\.", ".").strip("^$")

@@ -19,12 +19,14 @@ class Mask:
 
     key: class and kind of the layer. window: visible positions of a query, itself included; None for all.
     given: the window handed to the attention call. problem: why the mask is neither, or None.
+    chunk: a query sees its own of the pieces of so many tokens that a sequence is cut into; None for no pieces.
     """
 
     key: tuple[str, str | None]
     window: int | None
     given: int | None
     problem: str | None
+    chunk: int | None = None
 
 
 def layer_key(module: nn.Module, config: Any) -> tuple[str, str | None]:
@@ -36,23 +38,41 @@ def layer_key(module: nn.Module, config: Any) -> tuple[str, str | None]:
 
 def window_of(rule: Callable[..., Any]) -> tuple[int | None, str | None]:
     """(window, None) of the rule of a mask, (None, why not) if it is not causal with one window."""
-    window: int | None = None
+    starts, problem = _starts(rule)
+    if problem is not None:
+        return None, problem
+    window = next((query + 1 - start for query, start in starts.items() if start > 0), None)
+    if any(start != max(0, query + 1 - (window or query + 1)) for query, start in starts.items()):
+        return None, "a mask in chunks, or with a window that changes"
+    return window, None
+
+
+def chunk_of(rule: Callable[..., Any]) -> int | None:
+    """The size of the chunks of a causal mask in chunks; None if it is no such mask."""
+    starts, problem = _starts(rule)
+    chunk = next((start for start in starts.values() if start > 0), None)
+    if problem is not None or chunk is None:
+        return None
+    even = all(start == query // chunk * chunk for query, start in starts.items())
+    return chunk if even else None
+
+
+def _starts(rule: Callable[..., Any]) -> tuple[dict[int, int], str | None]:
+    """The first key that each of some queries sees, all from there to itself; or why it is not so."""
+    starts: dict[int, int] = {}
     zero = torch.zeros((), dtype=torch.long)
     for query in (*_NEAR, *_FAR):
         key = torch.arange(query + 2)
         try:
             shown = rule(zero, zero, torch.tensor(query), key)
         except (RuntimeError, TypeError, IndexError) as error:
-            return None, f"a mask that depends on the sequence ({str(error).splitlines()[0]})"
+            what = f"a mask that depends on the sequence ({str(error).splitlines()[0]})"
+            return starts, what
         visible = torch.nonzero(torch.as_tensor(shown).expand(key.shape)).flatten()
-        start = int(visible[0]) if len(visible) else query + 1
+        starts[query] = start = int(visible[0]) if len(visible) else query + 1
         if len(visible) != query + 1 - start or (len(visible) and int(visible[-1]) != query):
-            return None, "a mask that is not causal"
-        if start > 0 and window is None:
-            window = query + 1 - start
-        if query + 1 - start != min(query + 1, window or query + 1):
-            return None, "a mask in chunks, or with a window that changes"
-    return window, None
+            return starts, "a mask that is not causal"
+    return starts, None
 
 
 def unlike(masks: Iterable[Mask]) -> dict[tuple[str, str | None], Mask]:

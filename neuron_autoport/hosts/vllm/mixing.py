@@ -11,46 +11,34 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from transformers.cache_utils import DynamicCache
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neuron_autoport.errors import ModelError
-from neuron_autoport.hosts.vllm.compat import refused
-from neuron_autoport.hosts.vllm.masks import Mask, layer_key, window_of
+from neuron_autoport.hosts.vllm.compat import CountsRows, refused
+from neuron_autoport.hosts.vllm.masks import Mask
+from neuron_autoport.hosts.vllm.places import Placed, step
+from neuron_autoport.hosts.vllm.probe import (
+    PROBE,
+    Handed,
+    Run,
+    active,
+    check_counts,
+    noting,
+    run_silenced,
+)
 from neuron_autoport.hosts.vllm.states import state_argument
-from neuron_autoport.hosts.vllm.written_out.interface import asks_interface
 from neuron_autoport.models.build import real_model
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.prove.model import small_source
 
-PROBE = "neuron_autoport_mixing"
 _TOKENS, _CHANGED = 13, 3
 _TOLERANCE = 1e-4
-
-
-@dataclass
-class _Run:
-    """What one run noted. rules: masks with the rule of each. asked: modules that attended.
-
-    continued: by class of a mixer, does it go on from its state with several tokens at once?
-    """
-
-    config: Any
-    continued: dict[str, bool] = field(default_factory=dict)
-
-    asked: set[int] = field(default_factory=set)
-    masks: list[Mask] = field(default_factory=list)
-    rules: list[tuple[torch.Tensor, Callable[..., Any]]] = field(default_factory=list)
-
-
-_active: list[_Run] = []
 
 
 @dataclass(frozen=True)
@@ -78,13 +66,9 @@ def read_masks(source: ModelSource, reasons: Mapping[str, str] | None = None) ->
     small = small_source(source)
     config = small.text_config if isinstance(small, ModelSource) else small.get_text_config()
     model = _build(small, source.name)
-    run = _Run(config)
-    _active.append(run)
-    try:
-        with torch.no_grad():
-            _compare(model, int(config.vocab_size), source.name, reasons or {})
-    finally:
-        _active.pop()
+    run = Run(config)
+    with torch.no_grad(), noting(run):
+        _compare(model, int(config.vocab_size), source.name, reasons or {})
     return Found(config, run.masks, run.continued)
 
 
@@ -115,8 +99,8 @@ def _one_by_one(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return type(module).forward(module, **some)
 
     name = type(module).__name__
-    if _active and name not in _active[-1].continued:
-        _active[-1].continued[name] = _goes_on(rows, _active[-1].config)
+    if active and name not in active[-1].continued:
+        active[-1].continued[name] = _goes_on(rows, active[-1].config)
     return _joined([rows(i, i + 1) for i in range(_TOKENS)])
 
 
@@ -175,6 +159,7 @@ def _compare(model: nn.Module, vocabulary: int, where: str, reasons: Mapping[str
             what += f"; its attention is written out, and {reasons[name]}"
         raise refused("AP411", what, where)
     check_rows(model, ids, where)
+    check_counts(model, ids, where)
 
 
 def _differ(before: tuple[torch.Tensor, ...], after: tuple[torch.Tensor, ...]) -> bool:
@@ -194,37 +179,33 @@ def check_rows(model: nn.Module, ids: torch.Tensor, where: str) -> None:
     Raises:
         HostError: tokens that change places, each with its position, do not give the same.
     """
-    order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(3))
-    places = torch.arange(ids.shape[1])[None]
-    made = []
-    for rows in (places[0], order):
-        _active.append(
-            _Run(getattr(model, "config", None))
-        )  # masks of such an order are of no interest
-        try:
-            out = _run(model, where, input_ids=ids[:, rows], position_ids=places[:, rows])
-        finally:
-            _active.pop()
-        made.append(out[0] if isinstance(out, tuple) else out.logits)
-    if _differ((made[0][:, order],), (made[1],)):
-        what = "it takes a token's row among those of a step for its position"
-        raise refused("AP411", what, where)
+    places = torch.arange(ids.shape[1])
+    order = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(3))]
+    whole, handed = _rows_run(model, ids, places, where)
+    some = [order]
+    if any(isinstance(m, Placed) for m in model.modules()):
+        some.append(order[: len(order) // 2])  # a count from the last row is none from the first
+    for rows in some:
+        made, given = _rows_run(model, ids, rows, where)
+        for (name, first), (_, second) in zip(handed, given, strict=True):
+            if _differ(tuple(x[..., rows, :] for x in first), second):
+                raise CountsRows(name, where)
+        if _differ((whole[:, rows],), (made,)):
+            raise CountsRows("", where)
 
 
-def _run(model: nn.Module, where: str, **given: torch.Tensor) -> Any:
-    try:
-        return model(**given, use_cache=False)
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        what = f"the model does not run with another attention: {reason}"
-        raise refused("AP411", what, where) from error
+def _rows_run(
+    model: nn.Module, ids: torch.Tensor, rows: torch.Tensor, where: str
+) -> tuple[torch.Tensor, Handed]:
+    """What the model makes of these tokens, each at its position, and what it hands to its attention."""
+    with noting(Run(getattr(model, "config", None))) as noted, step(rows):
+        out = run_silenced(model, where, input_ids=ids[:, rows], position_ids=rows[None])
+    return out[0] if isinstance(out, tuple) else out.logits, noted.handed
 
 
 def _calls(model: nn.Module, ids: torch.Tensor, where: str) -> dict[str, list[_Call]]:
     """The module calls of one run by path, in the order they end; the whole model is the last."""
     found: dict[str, list[_Call]] = {}
-    if _active:
-        _active[-1].asked.clear()
 
     def keep(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -236,7 +217,7 @@ def _calls(model: nn.Module, ids: torch.Tensor, where: str) -> dict[str, list[_C
 
     hooks = [m.register_forward_hook(keep(n), with_kwargs=True) for n, m in model.named_modules()]
     try:
-        _run(model, where, input_ids=ids)
+        run_silenced(model, where, input_ids=ids)
     finally:
         for handle in hooks:
             handle.remove()
@@ -249,50 +230,9 @@ def _later_rows(values: Any) -> tuple[torch.Tensor, ...]:
     for value in pytree.tree_leaves(values):
         if not isinstance(value, torch.Tensor):
             continue
+        value = torch.view_as_real(value) if value.is_complex() else value
         if value.shape[:2] == (1, _TOKENS):
             rows.append(value[0, _CHANGED:].float())
         elif value.shape[:1] == (_TOKENS,):
             rows.append(value[_CHANGED:].float())
     return tuple(r.clone() for r in rows)
-
-
-def _mask(mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor:
-    made = eager_mask(mask_function=mask_function, **kwargs)
-    if _active:
-        _active[-1].rules.append((made, mask_function))
-    return made
-
-
-def _attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    if _active:
-        run, config = _active[-1], getattr(module, "config", None)
-        rule = next((r for m, r in run.rules if _same(m, attention_mask)), None)
-        window, problem = (None, "a mask of its own making") if rule is None else window_of(rule)
-        if asks_interface(module):  # proved causal when it was rewritten; its call has the window
-            window, problem = kwargs.get("sliding_window"), None
-        elif attention_mask is None:
-            problem = "no mask"
-        if id(module) in run.asked:
-            problem = "a cache of its own for each of several passes"
-        run.asked.add(id(module))
-        if problem is not None or not asks_interface(module):
-            run.masks.append(
-                Mask(layer_key(module, config), window, kwargs.get("sliding_window"), problem)
-            )
-    batch, heads, length, _ = query.shape
-    return query.new_zeros(batch, length, heads, value.shape[-1]), None
-
-
-def _same(made: torch.Tensor, given: Any) -> bool:
-    return given is made or getattr(given, "_base", None) is made
-
-
-ALL_ATTENTION_FUNCTIONS.register(PROBE, _attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(PROBE, _mask)

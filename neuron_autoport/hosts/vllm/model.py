@@ -13,15 +13,15 @@ from vllm.model_executor.models.transformers.base import Base
 from vllm.model_executor.models.transformers.causal import CausalMixin
 from vllm.model_executor.models.transformers.moe import MoEMixin
 
+from neuron_autoport.hosts.vllm import turns
 from neuron_autoport.hosts.vllm.attention import INTERFACE, Facts, make_attention, read_attention
 from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
 from neuron_autoport.hosts.vllm.compat import check_model, check_version, with_fusers
-from neuron_autoport.hosts.vllm.compiled import compile_decoder, keep_tables
+from neuron_autoport.hosts.vllm.compiled import compile_decoder, keep_tables, share_code
 from neuron_autoport.hosts.vllm.fusers import PlannedFusers, RewriteModule
-from neuron_autoport.hosts.vllm.head import apply_head
+from neuron_autoport.hosts.vllm.head import apply_head, as_saved, before_head, renamed
 from neuron_autoport.hosts.vllm.loading import Loading, Weights
-from neuron_autoport.hosts.vllm.masks import Mask, unlike
-from neuron_autoport.hosts.vllm.mixing import read_masks
+from neuron_autoport.hosts.vllm.masks import Mask
 from neuron_autoport.hosts.vllm.moe import replace_experts
 from neuron_autoport.hosts.vllm.parallel import (
     Sharing,
@@ -30,17 +30,17 @@ from neuron_autoport.hosts.vllm.parallel import (
     share_linears,
     sharing_of,
 )
+from neuron_autoport.hosts.vllm.places import step
+from neuron_autoport.hosts.vllm.reading import read_model
 from neuron_autoport.hosts.vllm.states import (
     State,
     host_states,
     states_line,
     states_of,
 )
-from neuron_autoport.hosts.vllm.written_out.interface import asks_interface, writes_out
-from neuron_autoport.hosts.vllm.written_out.prove import call_interface
+from neuron_autoport.hosts.vllm.written_out.interface import asks_interface
 from neuron_autoport.models.build import meta_model
-from neuron_autoport.models.tiny import TinyConfigError
-from neuron_autoport.pipeline import ProvedPort, proved_port
+from neuron_autoport.pipeline import ProvedPort
 from neuron_autoport.port import port_model
 from neuron_autoport.report.summary import own_rule_lines, refusal_lines, total_line
 from neuron_autoport.rewrite.plan import ClassPlan
@@ -55,6 +55,7 @@ class NeuronTransformersMixin(Base):
     masks: dict[tuple[str, str | None], Mask]
     small_config: Any
     continued: dict[str, bool]
+    head_names: dict[str, str]
     prepare: Callable[[nn.Module, str | None], None] | None
     with_states: ClassVar[bool] = False
     supports_mrope: ClassVar[Literal[True]] = True
@@ -63,20 +64,10 @@ class NeuronTransformersMixin(Base):
         # Before vLLM's backend changes the configuration and wraps the decoder class for compilation:
         # the small models of the proof and of the masks must run as transformers has them.
         check_version()
-        source = check_model(self.model_config)
-        self.masks, self.small_config, self.continued = {}, None, {}
-        self.proved = proved_port(source)
-        reasons: dict[str, str] = {}
-        if any(writes_out(plan.trace) for plan in self.proved.port.plans):
-            source, reasons = call_interface(source)
-            self.proved = self.proved if source.prepare is None else proved_port(source)
-        self.prepare = source.prepare
-        try:
-            found = read_masks(source, reasons)
-            self.masks, self.small_config = unlike(found.masks), found.config
-            self.continued = found.continued
-        except TinyConfigError as error:
-            logger.warning("autoport: masks were not compared: %s", error.what)
+        found = read_model(check_model(self.model_config))
+        self.proved, self.prepare = found.proved, found.source.prepare
+        self.masks, self.small_config = found.masks, found.small_config
+        self.continued, self.head_names = found.continued, {}
         super()._patch_config()
         # Some classes choose their layers by it, and know `eager`; `prepare` sets what they are to ask for.
         self.text_config._attn_implementation = "eager" if self.prepare else INTERFACE
@@ -110,6 +101,9 @@ class NeuronTransformersMixin(Base):
 
     def _create_attention_instances(self, prefix: str = "") -> None:
         make_attention(self, self.masks, self.small_config)
+        self.turns = turns.turns_of(self.model)
+        if not self.with_states and not self.turns:  # a turn is written into the code of its call
+            share_code(self)
 
     def _create_hf_to_vllm_mapper(self) -> None:
         if self.prepare is not None:  # the model was built just now
@@ -120,7 +114,8 @@ class NeuronTransformersMixin(Base):
 
     def load_weights(self, weights: Weights) -> set[str]:
         """As vLLM's backend does, but of a checkpoint that lacks nothing and fits."""
-        loader = super().load_weights
+        load = super().load_weights
+        loader = lambda found: load(renamed(found, self.head_names))  # noqa: E731
         if self.quant_config is not None:  # its tensors are not transformers'
             return loader(self.loading(weights))
         whole = not self.parallel_config.enable_ep_weight_filter
@@ -128,7 +123,8 @@ class NeuronTransformersMixin(Base):
             lambda found: loader(self.loading(found)), weights, all_experts=whole
         )
         beside = [n for n, _ in self.named_parameters() if not n.startswith("model.")]
-        self.checkpoint.check_head(beside, loaded)
+        names = self.head_names
+        self.checkpoint.check_head(as_saved(beside, names), as_saved(loaded, names))
         return loaded
 
     def get_mrope_input_positions(
@@ -140,7 +136,14 @@ class NeuronTransformersMixin(Base):
     def forward(self, input_ids: Any, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's backend; the model itself spreads positions over its axes, as it does alone."""
         one = positions[0] if positions.dim() == 2 else positions
-        return super().forward(input_ids, one, *args, **kwargs)
+        turns.start(self.turns)
+        with step(one.flatten()):
+            made = super().forward(input_ids, one, *args, **kwargs)
+        turns.check_all_taken(self.turns)
+        return made
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> Any:
+        return super().compute_logits(before_head(self, hidden_states))
 
     def pipeline_parallel(self) -> None:
         """With the parts in the order they run, where the model declares no plan."""
@@ -182,13 +185,13 @@ class NeuronTransformersMixin(Base):
                 continue
             shared = lambda child, at=path: columnwise(f"{at}.{child}")  # noqa: E731
             sharing = sharing_of(plan, module, shared)
-            facts = read_attention(plan)
+            kept = [x.kv_heads for x in read_attention(plan) if isinstance(x, Facts)]
             if any(path == s or path.startswith(f"{s}.") for s in states):
                 sharing = Sharing("it keeps the state of all heads")
             elif asks_interface(module):
                 sharing = Sharing("its heads are counted in its own code")
-            elif sharing.gathers and isinstance(facts, Facts) and facts.kv_heads % ranks:
-                sharing = Sharing(f"{facts.kv_heads} key/value heads are normed together")
+            elif sharing.gathers and (heads := [h for h in kept if h % ranks]):
+                sharing = Sharing(f"{heads[0]} key/value heads are normed together")
             self.sharing[path] = sharing
             linears = share_linears(plan, module, sharing)
             styles |= {rf"{re.escape(f'{path}.{n}')}$": style for n, style in linears.items()}

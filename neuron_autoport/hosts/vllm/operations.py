@@ -6,6 +6,7 @@ cache, and attend. A decode step of a small model spends as long in those calls 
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,11 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
 _LIBRARY = torch.library.Library("neuron_autoport", "FRAGMENT")
-_LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, str layer) -> Tensor")
+_LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, Tensor place) -> Tensor")
 _LIBRARY.define("kept(Tensor x) -> Tensor")
 
 _KEPT = "neuron_autoport_kept"
+_LAYERS: list[weakref.ref[Any]] = []  # of every engine of this process
 _write = torch.ops._C.cpu_attn_reshape_and_cache.default
 _read = torch.ops._C.cpu_attention_with_kv_cache.default
 
@@ -38,15 +40,22 @@ def can_attend(layer: Any, vllm_config: Any) -> bool:
     )
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, layer: str) -> Tensor:
+def place_of(layer: Any) -> Tensor:
+    """What `attend` finds one of vLLM's layers by: a tensor, so that the layers' graphs are the same."""
+    _LAYERS.append(weakref.ref(layer))
+    return torch.tensor(len(_LAYERS) - 1)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, place: Tensor) -> Tensor:
     """query [T, N, D], key and value [T, K, D] of the tokens of one step -> [T, N * D]."""
     out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
     context: Any = get_forward_context()
     if context.attn_metadata is None:  # vLLM warms up
         return out
-    found = context.attn_metadata[layer]
-    kept = _kept_of(context.no_compile_layers[layer])
-    slots = context.slot_mapping.get(layer)
+    layer: Any = _LAYERS[int(place)]()
+    found = context.attn_metadata[layer.layer_name]
+    kept = _kept_of(layer)
+    slots = context.slot_mapping.get(layer.layer_name)
     if slots is not None:
         _write(key, value, kept.keys, kept.values, slots, kept.isa, 1.0, 1.0, "auto")
     result, tokens = out.view(query.shape), found.num_actual_tokens
@@ -89,7 +98,7 @@ def _kept_of(layer: Any) -> _Kept:
     return held
 
 
-def _attend_shape(query: Tensor, key: Tensor, value: Tensor, layer: str) -> Tensor:
+def _attend_shape(query: Tensor, key: Tensor, value: Tensor, place: Tensor) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
 
 

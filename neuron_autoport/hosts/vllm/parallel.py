@@ -56,6 +56,7 @@ def sharing_of(plan: ClassPlan, module: nn.Module, columnwise: Callable[[str], b
     shared: set[Op] = set()
     rows: list[str] = []
     gathers: list[str] = []
+    heads = {x.shape[1] for op in plan.graph.ops if op.name == "attention" for x in op.inputs[:3]}
     for op in plan.graph.ops:
         taken = [x for x in op.operands() if x in shared]
         child = module.get_submodule(op.target) if op.name == "module" and op.target else None
@@ -79,7 +80,7 @@ def sharing_of(plan: ClassPlan, module: nn.Module, columnwise: Callable[[str], b
                 return Sharing(f"{op.target} works on all columns at once")
         elif op.name == "attention" and op.inputs[0] not in shared:
             return Sharing("its keys are shared by head, its queries are not")
-        elif (why := _mixed(op, taken)) is not None:
+        elif (why := _mixed(op, taken) or _regroups(op, taken, heads)) is not None:
             return Sharing(why)
         else:
             shared.add(op)
@@ -143,6 +144,17 @@ def _mixed(op: Op, taken: list[Op]) -> str | None:
     for other in op.operands():
         if other not in taken and other.shape and other.shape[-1] == width and flat and width > 1:
             return f"`{op.label}` joins shared columns with others"
+    return None
+
+
+def _regroups(op: Op, taken: list[Op], heads: set[int]) -> str | None:
+    """Why an operation pairs heads that may be on different ranks: it takes some of them, or joins or repeats them."""
+    if op.name not in ("slice", "cat", "unknown:repeat") or len(op.shape) != 4:
+        return None
+    for x in (x for x in taken if len(x.shape) == 4):
+        for axis in (-3, -2):
+            if x.shape[axis] != op.shape[axis] and {x.shape[axis], op.shape[axis]} & heads:
+                return f"`{op.label}` takes, joins or repeats some of the heads"
     return None
 
 

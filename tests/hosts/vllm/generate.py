@@ -1,7 +1,7 @@
 """Run as a script: serve a model folder through vLLM's `LLM` and print greedy tokens as JSON.
 
 usage: generate.py FOLDER PROMPTS_JSON [--impl I] [--eager] [--tp N] [--ep] [--tokens N] [--trust]
-                    [--logprobs N] [--batch-tokens N]
+                    [--logprobs N] [--batch-tokens N] [--block-size N]
 A process of its own per engine: what one engine leaves behind cannot help or hurt the next.
 """
 
@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--logprobs", type=int, default=None)
     parser.add_argument("--trust", action="store_true")
     parser.add_argument("--batch-tokens", type=int, default=None)
+    parser.add_argument("--block-size", type=int, default=None)
     options = parser.parse_args()
 
     from vllm import LLM, SamplingParams
@@ -40,6 +41,7 @@ def main() -> None:
         enable_prefix_caching=False,
         trust_remote_code=options.trust,
         max_num_batched_tokens=options.batch_tokens,
+        block_size=options.block_size,
     )
     prompts = [{"prompt_token_ids": ids} for ids in json.loads(options.prompts)]
     sampling = SamplingParams(

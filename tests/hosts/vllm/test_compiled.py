@@ -36,29 +36,60 @@ def test_the_second_start_does_not_compile(tmp_path: Path) -> None:
     assert len(list(cache.glob("torch_compile_cache/torch_aot_compile/*/rank_0_0/model"))) == 2
 
 
-def test_a_layer_runs_no_more_than_it_must(tmp_path: Path) -> None:
-    """Llama, per layer: four products, one attention call, four loops, no copies; sines once for all layers."""
-    counted = []
-    for layers in (2, 3):
-        folder = make_model("llama", tmp_path / str(layers), num_hidden_layers=layers)
-        cache = tmp_path / f"cache{layers}"
-        assert SAVED in start(folder, cache).log
-        counted.append(operations(cache))
-    layer = {name: counted[1][name] - n for name, n in counted[0].items()}
-    assert layer == {"onednn_mm": 4, "attend": 1, "kept": 0, "cpp_fused": 4, "copies": 0}
-    assert counted[0]["kept"] == 2 and counted[0]["copies"] == 0
+def test_layers_share_code_that_does_no_more_than_it_must(tmp_path: Path) -> None:
+    """Llama, per layer: four products, one attention call, five loops, no copies; sines once for all layers."""
+    layers = 3
+    folder = make_model("llama", tmp_path, num_hidden_layers=layers)
+    cache = tmp_path / "cache"
+    assert SAVED in start(folder, cache).log
+    written = code(cache)
+    shared = set(re.findall(r"^def (\w*subgraph\w*)\(", written, re.MULTILINE))
+    (name,) = shared  # one code for all layers
+    layer, rest = split_off(written, name)
+    assert rest.count(f" = {name}(") == layers
+    assert operations(layer) == {
+        "onednn_mm": 4,
+        "attend": 1,
+        "kept": 0,
+        "cpp_fused": 5,
+        "copies": 0,
+    }
+    outside = operations(rest)
+    assert (outside["onednn_mm"], outside["attend"]) == (0, 0)  # the head is not compiled with it
+    assert (outside["kept"], outside["copies"]) == (2, 0)
 
 
-def operations(cache: Path) -> dict[str, int]:
-    """Calls in the one wrapper that inductor wrote."""
+def test_layers_that_differ_have_code_of_their_own(tmp_path: Path) -> None:
+    """Gemma 3: windows are the attention layer's own; what a layer's graph reads are other tables of sines."""
+    folder, cache = make_model("gemma3_text", tmp_path), tmp_path / "cache"
+    served = start(folder, cache)
+    assert SAVED in served.log and served.tokens == hugging_face_tokens(folder, prompts())
+    written = code(cache)
+    names = set(re.findall(r"^def (\w*subgraph\w*)\(", written, re.MULTILINE))
+    calls = sum(written.count(f" = {name}(") for name in names)
+    assert calls == 6 and len(names) <= 2
+
+
+def code(cache: Path) -> str:
+    """The one wrapper that inductor wrote."""
     texts = [f.read_text(encoding="utf-8") for f in cache.rglob("*.py")]
     (text,) = [t for t in texts if "neuron_autoport.attend" in t]
-    calls = text[text.index("def call(") :]
-    calls = calls[: calls.index("\nrunner = ")] if "\nrunner = " in calls else calls
+    return text
+
+
+def split_off(written: str, name: str) -> tuple[str, str]:
+    """(the function, everything else)."""
+    start = written.index(f"def {name}(")
+    end = written.index("\n\n", start)
+    return written[start:end], written[:start] + written[end:]
+
+
+def operations(text: str) -> dict[str, int]:
+    """Calls in a piece of the code."""
     return {
-        "onednn_mm": calls.count("onednn_mm.default("),
-        "attend": calls.count("neuron_autoport.attend.default("),
-        "kept": calls.count("neuron_autoport.kept.default("),
-        "cpp_fused": len(re.findall(r"^\s+cpp_fused\w*\(", calls, re.MULTILINE)),
-        "copies": len(re.findall(r"aten\.(clone|copy_?|contiguous)\.", calls)),
+        "onednn_mm": text.count("onednn_mm.default("),
+        "attend": text.count("neuron_autoport.attend.default("),
+        "kept": text.count("neuron_autoport.kept.default("),
+        "cpp_fused": len(re.findall(r"^\s+cpp_fused\w*\(", text, re.MULTILINE)),
+        "copies": len(re.findall(r"aten\.(clone|copy_?|contiguous)\.", text)),
     }

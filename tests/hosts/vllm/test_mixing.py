@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +13,14 @@ pytest.importorskip("vllm")
 
 import torch
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from neuron_autoport.hosts.vllm.attention import Facts, Reach, check_chunks, read_reach
 from neuron_autoport.hosts.vllm.compat import HostError, has_states
-from neuron_autoport.hosts.vllm.masks import unlike, window_of
+from neuron_autoport.hosts.vllm.masks import Mask, chunk_of, unlike, window_of
 from neuron_autoport.hosts.vllm.mixing import check_rows, read_masks
+from neuron_autoport.hosts.vllm.probe import PROBE, check_counts
 from neuron_autoport.hosts.vllm.states import State, states_of
 from neuron_autoport.models.source import source_of_config
 from neuron_autoport.models.tiny import tiny_config
@@ -41,6 +46,77 @@ def test_the_window_of_a_rule(name: str) -> None:
     rule, window, known = RULES[name]
     found, problem = window_of(rule)
     assert (found, problem is None) == (window, known)
+
+
+CHUNKS: dict[str, tuple[Callable[..., Any], int | None]] = {
+    "of 4": (lambda b, h, q, k: (k <= q) & (k // 4 == q // 4), 4),
+    "of 64": (lambda b, h, q, k: (k <= q) & (k // 64 == q // 64), 64),
+    "of 8192": (lambda b, h, q, k: (k <= q) & (k // 8192 == q // 8192), 8192),
+    "none": (lambda b, h, q, k: k <= q, None),
+    "a window": (lambda b, h, q, k: (k <= q) & (k > q - 5), None),
+    "the first is shorter": (lambda b, h, q, k: (k <= q) & ((k + 1) // 4 == (q + 1) // 4), None),
+    "and the chunk before": (lambda b, h, q, k: (k <= q) & (q // 4 - k // 4 < 2), None),
+    "both ways": (lambda b, h, q, k: k // 4 == q // 4, None),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_the_chunks_of_a_rule(name: str) -> None:
+    rule, chunk = CHUNKS[name]
+    assert chunk_of(rule) == chunk
+
+
+def config(**fields: Any) -> Any:
+    return SimpleNamespace(**fields)
+
+
+def seen(**changes: Any) -> Mask:
+    return replace(Mask(("Layer", None), None, None, None), **changes)
+
+
+FACTS = Facts(4, 2, 32, 32, 0.1, None, None, None)
+SMALL, FULL = (config(attention_chunk_size=c, sliding_window=w) for c, w in ((4, 5), (8192, 512)))
+
+
+def reach(mask: Mask, facts: Facts = FACTS) -> tuple[int | None, int | None]:
+    found = read_reach(facts, mask, FULL, SMALL, "here", "MODEL")
+    return found.window, found.chunk
+
+
+def test_chunks_and_windows_of_the_full_model() -> None:
+    """The small model's mask says which field it is, the full model's field how much."""
+    assert reach(seen()) == (None, None)
+    assert reach(seen(chunk=4)) == (None, 8192)
+    assert reach(seen(window=5)) == (512, None)
+    assert reach(seen(window=7, given=7), replace(FACTS, window=64)) == (64, None)
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (seen(chunk=6), "its mask has chunks of 6, its attention is told none"),
+        (seen(chunk=4, given=4), "chunks of 4, its attention is told a window of 4"),
+        (seen(window=6), "its mask has a window of 6, its attention is told none"),
+        (seen(problem="a mask that is not causal"), "by a mask that is not causal"),
+    ],
+)
+def test_masks_that_no_field_explains_are_refused(mask: Mask, said: str) -> None:
+    with pytest.raises(HostError, match=said):
+        reach(mask)
+
+
+@pytest.mark.parametrize(
+    ("facts", "block", "said"),
+    [
+        (FACTS, 96, "chunks of 8192 tokens are no whole blocks of 96"),
+        (replace(FACTS, soft_cap=30.0), 128, "neither a soft-cap nor sinks"),
+        (replace(FACTS, sinks="sinks"), 128, "neither a soft-cap nor sinks"),
+    ],
+)
+def test_chunks_that_vllm_cannot_compute_are_refused(facts: Facts, block: int, said: str) -> None:
+    check_chunks(FACTS, Reach(None, 8192), 128, "here", "MODEL")
+    with pytest.raises(HostError, match=said):
+        check_chunks(facts, Reach(None, 8192), block, "here", "MODEL")
 
 
 def test_masks_of_windowed_and_full_layers() -> None:
@@ -85,9 +161,32 @@ def test_rows_that_count_as_positions_are_refused() -> None:
             check_rows(Placed(counts=True), ids, "MODEL")
 
 
-def test_a_module_that_attends_in_several_passes_is_found() -> None:
-    masks = read_masks(source("hrm_text")).masks
-    assert any(m.problem and "several passes" in m.problem for m in masks)
+class Halting(nn.Module):
+    """Attends again as often as `passes` says for a number of tokens."""
+
+    def __init__(self, passes: Callable[[int], int]) -> None:
+        super().__init__()
+        self.embed, self.passes = nn.Embedding(32, 8), passes
+
+    def forward(self, input_ids: Any, use_cache: bool) -> Any:
+        x = self.embed(input_ids)[:, None]
+        for _ in range(self.passes(input_ids.shape[1])):
+            x = x + ALL_ATTENTION_FUNCTIONS[PROBE](self, x, x, x, None)[0].transpose(1, 2)
+        return (x[:, 0],)
+
+
+def test_passes_that_depend_on_the_number_of_tokens_are_refused() -> None:
+    ids = torch.arange(13)[None]
+    with torch.no_grad():
+        check_counts(Halting(lambda tokens: 3), ids, "MODEL")
+        with pytest.raises(HostError, match="attends 1 times for 1 token, 2 times for 13"):
+            check_counts(Halting(lambda tokens: 1 + (tokens > 1)), ids, "MODEL")
+
+
+@pytest.mark.parametrize("model_type", ["hrm_text", "diffllama"])
+def test_layers_that_attend_several_times_have_plain_masks(model_type: str) -> None:
+    masks = read_masks(source(model_type)).masks
+    assert masks and all(m.problem is None and m.window is None for m in masks)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,13 @@ def test_latent_attention_shares_what_unfolds_into_heads() -> None:
     assert styles == {"q_b_proj": "colwise", "kv_b_proj": "colwise"}
 
 
+def test_heads_that_are_paired_with_others_are_not_shared() -> None:
+    """Differential attention takes the first and the second half of all heads; a rank has neither."""
+    found, styles = sharing("diffllama", ATTENTION, with_rules=True)
+    assert found == Sharing("`slice` takes, joins or repeats some of the heads")
+    assert set(styles.values()) <= {"replicate"}
+
+
 def test_what_cannot_be_shared_is_computed_whole() -> None:
     """A graph in which nothing makes heads of the queries."""
     port = ported("llama", True)

@@ -1,4 +1,4 @@
-"""The class of a layer whose attention is a call: the original with one method of its own, in a file of its own."""
+"""The class of a layer with one method rewritten: the original beside what that calls, in a file of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import libcst as cst
 from torch import nn
 
 from neuron_autoport.cache import cache_folder
+from neuron_autoport.hosts.vllm.written_out.attending import Attending
 from neuron_autoport.hosts.vllm.written_out.region import Rewritten
 from neuron_autoport.models.python_file import import_file, write_whole
 
 
-def make_class(original: type[nn.Module], made: Rewritten) -> type[nn.Module]:
-    """The subclass of `original` with the rewritten method; its file is in the cache."""
-    text = _file_text(original, made)
+def make_class(
+    original: type[nn.Module], made: Rewritten, beside: type = Attending
+) -> type[nn.Module]:
+    """The subclass of `original` with the rewritten method; its file is in the cache.
+
+    Args:
+        beside: has what the method calls.
+    """
+    text = _file_text(original, made, beside)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     name = f"neuron_autoport_attending_{digest}"
     path = cache_folder("generated") / f"{name}.py"
@@ -28,18 +35,18 @@ def make_class(original: type[nn.Module], made: Rewritten) -> type[nn.Module]:
     return found
 
 
-def _file_text(original: type[nn.Module], made: Rewritten) -> str:
+def _file_text(original: type[nn.Module], made: Rewritten, beside: type) -> str:
     names = sorted(_globals_read(made.text, made.space))
     module = made.space["__name__"]
     lines = [
-        f'"""`{original.__name__}` with its attention asked of the attention interface."""\n',
+        f'"""`{original.__name__}` beside `{beside.__name__}`."""\n',
         "from __future__ import annotations\n",
         f"import {original.__module__} as upstream",
-        "from neuron_autoport.hosts.vllm.written_out.attending import Attending",
+        f"from {beside.__module__} import {beside.__name__}",
     ]
     if names:
         lines.append(f"from {module} import (\n" + "".join(f"    {n},\n" for n in names) + ")")
-    head = f"class {original.__name__}(Attending, upstream.{original.__qualname__}):"
+    head = f"class {original.__name__}({beside.__name__}, upstream.{original.__qualname__}):"
     shell = cst.parse_module(f'{head}\n    """`{made.name}` is rewritten."""\n')
     method = cst.parse_module(made.text).body[0]
     assert isinstance(method, cst.ClassDef | cst.FunctionDef)

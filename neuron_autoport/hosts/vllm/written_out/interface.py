@@ -96,11 +96,13 @@ def read_layers(source: ModelSource, lengths: tuple[int, ...] = _TOKENS) -> Read
             made = rewrite_region(found, trace)
             if texts.setdefault(cls, made.text) != made.text:
                 raise NotPlain("its layers take different branches")
+            form = one_form(replace(form, flat_weights=made.flat_weights))
+            below = path.removeprefix(f"{base}.") if base else path
+            if reading.forms.setdefault(below, form) is not form:
+                raise NotPlain("its passes attend differently")
         except NotPlain as why:
             reading.reasons.setdefault(cls.__name__, str(why))
             return
-        below = path.removeprefix(f"{base}.") if base else path
-        reading.forms[below] = one_form(replace(form, flat_weights=made.flat_weights))
         reading.classes[cls] = make_class(cls, made)
         if tables(found, trace, module):
             reading.tabled.add(below)

@@ -41,7 +41,7 @@ class Rewritten:
     name: str
     text: str
     space: dict[str, Any]
-    flat_weights: bool
+    flat_weights: bool = False
 
 
 def rewrite_region(found: WrittenOut, trace: ModuleTrace) -> Rewritten:
