@@ -6,8 +6,8 @@ import torch
 
 from neuron_autoport.export.serving import NeuronModel
 from neuron_autoport.hosts.neuron.errors import refuse
-from neuron_autoport.hosts.neuron.names import ModelNames
 from neuron_autoport.hosts.neuron.recipes import Recipe
+from neuron_autoport.hosts.weights.names import ModelNames
 
 
 def checkpoint_tensors(model: NeuronModel) -> dict[str, torch.Tensor]:

@@ -25,7 +25,6 @@ from neuron_autoport.hosts.neuron.facts import attention_limit
 from neuron_autoport.hosts.neuron.head import VocabHead
 from neuron_autoport.hosts.neuron.loading import Loading
 from neuron_autoport.hosts.neuron.model import Parts
-from neuron_autoport.hosts.neuron.names import ModelNames
 from neuron_autoport.hosts.neuron.options import check_options
 from neuron_autoport.hosts.neuron.recipes import Part, Recipe, Share, whole
 from neuron_autoport.hosts.neuron.rope import check_rope
@@ -36,6 +35,7 @@ from neuron_autoport.hosts.neuron.share_experts import (
     why_whole_experts,
 )
 from neuron_autoport.hosts.neuron.sharing import rank_heads, share_vocabulary
+from neuron_autoport.hosts.weights.names import ModelNames
 
 
 class Assembly:

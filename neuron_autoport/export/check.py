@@ -18,10 +18,10 @@ from neuron_autoport.export.package import Package, package
 from neuron_autoport.export.subject import ExportError, Subject, small_subject
 from neuron_autoport.hosts.neuron.checkpoint import MemoryCheckpoint
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
-from neuron_autoport.hosts.neuron.names import ModelNames
 from neuron_autoport.hosts.neuron.options import ALONE
 from neuron_autoport.hosts.neuron.selftest import TOLERANCE, Trial, small_source
 from neuron_autoport.hosts.neuron.stepper import hosted_logits
+from neuron_autoport.hosts.weights.names import ModelNames
 from neuron_autoport.nf.dispatch import reference
 
 # What exported source may raise that lacks something of transformers.

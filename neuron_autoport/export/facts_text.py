@@ -13,7 +13,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from neuron_autoport.export.subject import ExportError, Subject
 from neuron_autoport.hosts.neuron.assembly import read_vocabulary_head
 from neuron_autoport.hosts.neuron.facts import LayerFacts
-from neuron_autoport.hosts.neuron.names import ModelNames
+from neuron_autoport.hosts.weights.names import ModelNames
 
 # Fields of a configuration that change nothing in the model's source.
 _OPEN = re.compile(

@@ -10,7 +10,7 @@ from torch import nn
 
 from neuron_autoport.export.subject import ExportError
 from neuron_autoport.fused import FusedWeight, WeightPart
-from neuron_autoport.hosts.neuron.lazy import runs_of
+from neuron_autoport.hosts.weights.lazy import runs_of
 from neuron_autoport.rewrite.plan import ClassPlan
 
 

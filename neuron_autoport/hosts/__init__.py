@@ -1,1 +1,1 @@
-"""What runs a rewritten model: vLLM's engine (`vllm/`)."""
+"""What runs a rewritten model: the engine of vLLM (`vllm/`), the Neuron plugin's runner (`neuron/`)."""

@@ -22,7 +22,6 @@ from neuron_autoport.hosts.neuron.limits import own_calls, projection_limits
 from neuron_autoport.hosts.neuron.loading import Loading
 from neuron_autoport.hosts.neuron.model import Parts
 from neuron_autoport.hosts.neuron.moe_blocks import Blocks
-from neuron_autoport.hosts.neuron.names import ModelNames
 from neuron_autoport.hosts.neuron.norm_apart import MLP, norm_before
 from neuron_autoport.hosts.neuron.options import ALONE, Served
 from neuron_autoport.hosts.neuron.plan import HostPlan
@@ -42,6 +41,7 @@ from neuron_autoport.hosts.neuron.sharing import (
     sum_results,
     why_whole,
 )
+from neuron_autoport.hosts.weights.names import ModelNames
 from neuron_autoport.models.build import meta_model
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.port import Port

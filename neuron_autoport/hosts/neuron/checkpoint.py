@@ -22,7 +22,7 @@ from torch import nn
 
 from neuron_autoport.hosts.neuron.engine import plugin_module
 from neuron_autoport.hosts.neuron.errors import refuse
-from neuron_autoport.hosts.neuron.lazy import Held
+from neuron_autoport.hosts.weights.lazy import Held
 
 Transform = Callable[[list[Any], int], torch.Tensor]
 

@@ -12,9 +12,9 @@ from neuron_autoport.hosts.neuron.buffers import fill_buffers
 from neuron_autoport.hosts.neuron.checkpoint import set_weight_loader, weight_loader
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.errors import refuse
-from neuron_autoport.hosts.neuron.lazy import Lazy, Leaf
-from neuron_autoport.hosts.neuron.names import ModelNames, Origin
 from neuron_autoport.hosts.neuron.recipes import Recipe
+from neuron_autoport.hosts.weights.lazy import Lazy, Leaf
+from neuron_autoport.hosts.weights.names import ModelNames, Origin
 
 
 class Loading:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neuron_autoport.hosts.neuron.lazy import Lazy, Swap, Zeros, pick
+from neuron_autoport.hosts.weights.lazy import Lazy, Swap, Zeros, pick
 
 
 @dataclass(frozen=True)

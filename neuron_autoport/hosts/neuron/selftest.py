@@ -95,7 +95,12 @@ def _key(ported: Ported, *how: bool) -> str:
     parts = [__version__, torch.__version__, transformers.__version__, str(how)]
     parts += [ported.source.config.to_json_string(use_diff=False), ported.generated.text]
     here = Path(__file__).parent
-    for folder in (here, here.parents[1] / "nf", here.parents[1] / "kernels"):
+    for folder in (
+        here,
+        here.parent / "weights",
+        here.parents[1] / "nf",
+        here.parents[1] / "kernels",
+    ):
         parts += [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py"))]
     for part in parts:
         digest.update(part.encode() + b"\0")

@@ -20,9 +20,9 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from vllm.logger import init_logger
 
 from neuron_autoport.errors import ModelError
-from neuron_autoport.hosts.neuron.lazy import Held, Leaf
-from neuron_autoport.hosts.neuron.names import ModelNames, Origin
 from neuron_autoport.hosts.vllm.compat import HostError
+from neuron_autoport.hosts.weights.lazy import Held, Leaf
+from neuron_autoport.hosts.weights.names import ModelNames, Origin
 from neuron_autoport.models.checkpoint import LEFT_OUT, check_files, check_loaded, listed
 
 logger = init_logger("vllm.neuron_autoport")

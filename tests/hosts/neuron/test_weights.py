@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from neuron_autoport.hosts.neuron.errors import NeuronHostError
-from neuron_autoport.hosts.neuron.lazy import Join, Leaf, Stack, Swap, Whole, pick
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
+from neuron_autoport.hosts.weights.lazy import Join, Leaf, Stack, Swap, Whole, pick
 from tests.hosts.neuron.checkpoints import Checkpoint, small, write
 
 

@@ -29,7 +29,7 @@ from transformers.core_model_loading import (
 )
 
 from neuron_autoport.hosts.neuron.errors import refuse
-from neuron_autoport.hosts.neuron.lazy import Join, Lazy, Stack, Swap, Whole
+from neuron_autoport.hosts.weights.lazy import Join, Lazy, Stack, Swap, Whole
 
 
 @dataclass(frozen=True)
