@@ -1,8 +1,9 @@
 """Serve every decoder-only model type in vLLM's engine: greedy tokens against Hugging Face eager.
 
-usage: python -m benchmarks.served [TYPE ...] [--jobs N] [--impl I] [--update] [--logs FOLDER]
-Each type is a small model with adversarial weights (`models/tiny.py`) in a process and an engine of its own, eager,
-float32, three prompts of different lengths in one batch. A result per type:
+usage: python -m benchmarks.served [TYPE ...] [--jobs N] [--impl I] [--compiled] [--update] [--logs FOLDER]
+Each type is a small model with adversarial weights (`models/tiny.py`) in a process and an engine of its own, eager or
+compiled as vLLM does by itself (half a minute each), float32, three prompts of different lengths in one batch. A result
+per type:
 
 - `served`: the tokens are Hugging Face's;
 - `wrong`: they are not (nobody may see this);
@@ -45,17 +46,17 @@ class Row:
     seconds: float
 
 
-def measure(model_type: str, impls: tuple[str, ...], logs: Path) -> Row:
+def measure(model_type: str, impls: tuple[str, ...], logs: Path, *, compiled: bool = False) -> Row:
     """Serve one type; with vLLM's own backend as well if ours does not serve it."""
     started = time.perf_counter()
-    result = _run(model_type, impls[0], logs)
+    result = _run(model_type, impls[0], logs, compiled)
     theirs = None
     if result != "served" and len(impls) > 1:
-        theirs = _run(model_type, impls[1], logs)
+        theirs = _run(model_type, impls[1], logs, compiled)
     return Row(model_type, result, theirs, round(time.perf_counter() - started, 1))
 
 
-def _run(model_type: str, impl: str, logs: Path) -> str:
+def _run(model_type: str, impl: str, logs: Path, compiled: bool) -> str:
     """The result of one type with one implementation, in a process of its own."""
     from benchmarks import served_one
 
@@ -64,7 +65,7 @@ def _run(model_type: str, impl: str, logs: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     result = folder / "result"
     result.unlink(missing_ok=True)
-    process = context.Process(target=served_one.run, args=(model_type, impl, folder))
+    process = context.Process(target=served_one.run, args=(model_type, impl, folder, compiled))
     process.start()
     process.join(PATIENCE)
     if process.is_alive():
@@ -76,11 +77,13 @@ def _run(model_type: str, impl: str, logs: Path) -> str:
     return result.read_text(encoding="utf-8")
 
 
-def measure_all(types: list[str], jobs: int, impls: tuple[str, ...], logs: Path) -> Iterator[Row]:
+def measure_all(
+    types: list[str], jobs: int, impls: tuple[str, ...], logs: Path, *, compiled: bool = False
+) -> Iterator[Row]:
     """Rows in the order of `types`, so many at a time."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda t: measure(t, impls, logs), types)
+        yield from pool.map(lambda t: measure(t, impls, logs, compiled=compiled), types)
 
 
 def totals(rows: list[Row], seconds: float) -> dict[str, Any]:
@@ -95,14 +98,19 @@ def main() -> None:
     parser.add_argument("types", nargs="*", default=TYPES)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--impl", choices=(OURS, THEIRS), help="only this one")
+    parser.add_argument("--compiled", action="store_true", help="as vLLM serves by itself")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--logs", type=Path, help="keep what each engine printed in this folder")
     options = parser.parse_args()
+    if options.update and options.compiled:
+        parser.error("what is kept is of eager engines: --update or --compiled")
     started = time.perf_counter()
     rows = []
     with tempfile.TemporaryDirectory() as place:
         impls = (options.impl,) if options.impl else (OURS, THEIRS)
-        for row in measure_all(options.types, options.jobs, impls, options.logs or Path(place)):
+        logs = options.logs or Path(place)
+        found = measure_all(options.types, options.jobs, impls, logs, compiled=options.compiled)
+        for row in found:
             rows.append(row)
             beside = f"   (vLLM's own: {row.theirs})" if row.theirs else ""
             print(f"{row.model_type:24} {row.seconds:6.1f} s  {row.result}{beside}", flush=True)

@@ -102,7 +102,7 @@ class _NotConfigured(Exception):
 
 
 def vllm_tokens(
-    folder: Path, impl: str, asked: list[list[int]], block: int | None
+    folder: Path, impl: str, asked: list[list[int]], block: int | None, compiled: bool
 ) -> list[list[int]]:
     """Greedy tokens of vLLM's engine for the same prompts in one batch. block: of its cache, or its own choice."""
     from vllm import LLM, SamplingParams
@@ -123,7 +123,7 @@ def vllm_tokens(
         max_model_len=64,
         max_num_seqs=4,
         max_num_batched_tokens=STEP_TOKENS,
-        enforce_eager=True,
+        enforce_eager=not compiled,
         enable_prefix_caching=False,
         block_size=block,
     )
@@ -134,11 +134,11 @@ def vllm_tokens(
     return [list(r.outputs[0].token_ids) for r in results]
 
 
-def run(model_type: str, impl: str, folder: Path) -> None:
+def run(model_type: str, impl: str, folder: Path, compiled: bool = False) -> None:
     """Write `result` into `folder`, and beside it `log`: all that was printed."""
     _settings(folder / "log")
     try:
-        result = _result(model_type, impl, folder / "model")
+        result = _result(model_type, impl, folder / "model", compiled)
     except BaseException as error:  # an engine may end the process in any way
         traceback.print_exc()
         result = _reason(error).replace(str(folder / "model"), "MODEL")
@@ -165,7 +165,7 @@ def _settings(log: Path) -> None:
     transformers_logging.set_verbosity_error()
 
 
-def _result(model_type: str, impl: str, folder: Path) -> str:
+def _result(model_type: str, impl: str, folder: Path, compiled: bool) -> str:
     config = small_config(model_type)
     model = real_model(config)
     model.save_pretrained(folder)
@@ -173,7 +173,7 @@ def _result(model_type: str, impl: str, folder: Path) -> str:
     lengths = CHUNK_LENGTHS if chunks else LENGTHS
     asked = prompts(int(config.get_text_config().vocab_size), lengths)
     expected = hugging_face(type(model), folder, asked)
-    found = vllm_tokens(folder, impl, asked, CHUNK if chunks else None)
+    found = vllm_tokens(folder, impl, asked, CHUNK if chunks else None, compiled)
     print("EXPECTED", expected)
     print("FOUND   ", found)
     return "served" if found == expected else "wrong"

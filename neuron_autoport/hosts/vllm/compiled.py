@@ -11,19 +11,22 @@ from __future__ import annotations
 import hashlib
 import inspect
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+from torch._dynamo.exc import TorchDynamoException
+from vllm.logger import init_logger
 
 from neuron_autoport import __version__
 from neuron_autoport.hosts.vllm.operations import kept
 from neuron_autoport.pipeline import ProvedPort
 from neuron_autoport.rewrite.plan import ClassPlan
 
+logger = init_logger("vllm.neuron_autoport")  # below vLLM's root, so that its lines are shown
 _INPUTS = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1}  # with the axis of the tokens
 
 
@@ -65,17 +68,43 @@ def share_code(model: Any) -> None:
     known = model.vllm_config.compilation_config.static_forward_context.values()
     if not all(getattr(layer, "in_one_call", False) for layer in known):
         return
-    lists = [m for m in model.model.get_decoder().modules() if isinstance(m, nn.ModuleList)]
-    layers = [layer for found in lists for layer in found]
-    shared: dict[type[Any], type[Any]] = {}
+    decoder: Any = model.model.get_decoder()
+    if not hasattr(decoder, "alone"):  # it is not compiled
+        return
+    layers = _layers(decoder)
+    classes = {cls: _as_region(cls) for cls in map(type, layers)}
+    decoder.alone = [(layer, type(layer)) for layer in layers]
     for layer in layers:
-        cls = type(layer)
-        if cls not in shared:
-            region = torch.compiler.nested_compile_region(
-                cls.forward, max_reuse_entries=len(layers)
-            )
-            shared[cls] = type(cls.__name__, (cls,), {"forward": region})
-        layer.__class__ = shared[cls]
+        layer.__class__ = classes[type(layer)]
+
+
+def _layers(decoder: nn.Module) -> list[nn.Module]:
+    """What stands in the decoder's lists of modules, but in no such module itself."""
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in decoder.modules():  # the outer ones first
+        if isinstance(module, nn.ModuleList) and module not in inside:
+            found += module
+            inside.update(*(layer.modules() for layer in module))
+    return found
+
+
+def _as_region(cls: type[Any]) -> type[Any]:
+    """The class with its forward a region that torch.compile compiles once for all graphs that are the same.
+
+    Torch would also take a later layer for the same without tracing it, by guards; they miss that a child is of another
+    class. It does so only where tensors alone are returned, hence the None: then graphs are compared.
+    """
+
+    def traced(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
+        return cls.forward(self, *args, **kwargs), None
+
+    region = torch.compiler.nested_compile_region(traced)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return region(self, *args, **kwargs)[0]
+
+    return type(cls.__name__, (cls,), {"forward": forward})
 
 
 def keep_tables(parts: Iterable[tuple[str, ClassPlan, nn.Module]]) -> None:
@@ -132,13 +161,47 @@ class _Code(BundledAOTAutogradSerializableCallable):
 
 
 class _KeepsItsCode:
-    """Over vLLM's decoration of a class: its code is written as `_Code`."""
+    """Over vLLM's decoration of a class: its code is written as `_Code`, and what cannot be compiled runs as it is.
 
-    aot_compiled_fn: Any
+    alone: layers that share code, with the class of each without that.
+    """
+
+    aot_compiled_fn: Any = None
+    do_not_compile: bool
+    alone: Sequence[tuple[nn.Module, type[Any]]] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = super().__call__  # type: ignore[misc]  # of the class it is mixed into
+        if self.aot_compiled_fn is not None or self.do_not_compile:
+            return run(*args, **kwargs)
+        if self.alone:
+            try:
+                return run(*args, **kwargs)
+            except (TorchDynamoException, RuntimeError) as error:
+                logger.info("autoport: layers are compiled one by one: %s", _first_line(error))
+            for layer, cls in self.alone:
+                layer.__class__ = cls
+            self.alone = ()
+            torch.compiler.reset()
+        try:
+            return run(*args, **kwargs)
+        except TorchDynamoException as error:
+            logger.warning(
+                "autoport: the model is not compiled, which makes it slower: torch.compile cannot follow it: %s",
+                _first_line(error),
+            )
+        self.do_not_compile = True
+        return run(*args, **kwargs)
 
     def save_aot_compiled_function(self) -> None:
         """Called by vLLM after compilation."""
         artifacts = self.aot_compiled_fn._artifacts
         if type(artifacts.compiled_fn) is BundledAOTAutogradSerializableCallable:
             artifacts.compiled_fn = _Code(artifacts.compiled_fn.compiled_fn)
-        super().save_aot_compiled_function()  # type: ignore[misc]  # of the class it is mixed into
+        super().save_aot_compiled_function()  # type: ignore[misc]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

@@ -70,6 +70,36 @@ def test_layers_that_differ_have_code_of_their_own(tmp_path: Path) -> None:
     assert calls == 6 and len(names) <= 2
 
 
+def test_a_layer_with_another_class_of_child_is_not_taken_for_the_others(tmp_path: Path) -> None:
+    """Its first layer has no norm before attention; torch's own check of layers does not see that."""
+    folder = make_model("modernbert-decoder", tmp_path, hidden_size=128, head_dim=None)
+    cache = tmp_path / "cache"
+    served = start(folder, cache)
+    assert SAVED in served.log and served.tokens == hugging_face_tokens(folder, prompts())
+    written = code(cache)
+    (name,) = set(re.findall(r"^def (\w*subgraph\w*)\(", written, re.MULTILINE))
+    assert written.count(f" = {name}(") == 2  # of three layers
+
+
+def test_layers_that_cannot_share_code_are_compiled_one_by_one(tmp_path: Path) -> None:
+    """Layers that hand keys on to later ones, in a dictionary."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    sizes = {"num_kv_shared_layers": 2, "num_hidden_layers": 4, "layer_types": kinds}
+    folder = make_model(
+        "gemma3n_text", tmp_path, vocab_size_per_layer_input=128, sliding_window=8, **sizes
+    )
+    served = start(folder, tmp_path / "cache")
+    assert "layers are compiled one by one: " in served.log and SAVED in served.log
+    assert served.tokens == hugging_face_tokens(folder, prompts())
+
+
+def test_what_torch_cannot_follow_runs_as_it_is_and_says_so(tmp_path: Path) -> None:
+    folder = make_model("ctrl", tmp_path, n_embd=128, n_head=4, n_layer=2, dff=96, n_positions=256)
+    served = start(folder, tmp_path / "cache")
+    assert "the model is not compiled" in served.log and SAVED not in served.log
+    assert served.tokens == hugging_face_tokens(folder, prompts())
+
+
 def code(cache: Path) -> str:
     """The one wrapper that inductor wrote."""
     texts = [f.read_text(encoding="utf-8") for f in cache.rglob("*.py")]
