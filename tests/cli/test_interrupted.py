@@ -17,6 +17,8 @@ from tests.cli.conftest import SMALL
 AUTOPORT = [sys.executable, "-m", "neuron_autoport.cli.app"]
 
 WAITS = """import os
+import time
+
 from torch import nn
 
 
@@ -24,7 +26,9 @@ class Nothing(nn.Module):
     pass
 
 
-os.read(os.open({pipe!r}, os.O_RDONLY), 1)
+os.open({pipe!r}, os.O_RDONLY)
+while True:  # no single call that waits: a signal just before it would be seen only after it
+    time.sleep(0.05)
 """
 
 
