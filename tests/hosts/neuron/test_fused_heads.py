@@ -92,6 +92,22 @@ def test_a_chunk_goes_through_the_cache(tmp_path: Path) -> None:
     assert all("cos_cache" in c.shapes for c in made.log.of("qkv_proj"))
 
 
+@pytest.mark.parametrize("sequence", [False, True])
+def test_on_two_ranks_each_with_its_heads(sequence: bool, tmp_path: Path) -> None:
+    """Also where each rank has its own tokens in prefill: sines and cosines are of all tokens then."""
+    saved = write(tmp_path, small("qwen3", **FITS))
+    prompts = saved.prompts(6, 41)
+    own = {"neuron_autoport": {"sequence_parallel": sequence}}
+    made = generate(
+        MODEL, tmp_path, prompts, TOKENS, tp=2, buckets=(128,), compile=False, additional=own
+    )
+    assert made.tokens == [saved.greedy(p, TOKENS) for p in prompts]
+    calls = made.log.of("qkv_proj", "prefill")
+    assert calls and all(c.shapes["cos_cache"] == (1, 128, 32) for c in calls)
+    assert all(c.shapes["qkv_weights"] == (256, 128) for c in calls)
+    assert bool(made.log.collectives["reduce_scatter"]) == sequence
+
+
 def build(config: Any) -> Any:
     with torch.device("meta"):
         return NeuronTransformersForCausalLM.from_configs(config)
