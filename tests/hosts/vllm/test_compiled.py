@@ -59,17 +59,6 @@ def test_layers_share_code_that_does_no_more_than_it_must(tmp_path: Path) -> Non
     assert (outside["kept"], outside["copies"]) == (2, 0)
 
 
-def test_layers_that_differ_have_code_of_their_own(tmp_path: Path) -> None:
-    """Gemma 3: windows are the attention layer's own; what a layer's graph reads are other tables of sines."""
-    folder, cache = make_model("gemma3_text", tmp_path), tmp_path / "cache"
-    served = start(folder, cache)
-    assert SAVED in served.log and served.tokens == hugging_face_tokens(folder, prompts())
-    written = code(cache)
-    names = set(re.findall(r"^def (\w*subgraph\w*)\(", written, re.MULTILINE))
-    calls = sum(written.count(f" = {name}(") for name in names)
-    assert calls == 6 and len(names) <= 2
-
-
 def test_a_layer_with_another_class_of_child_is_not_taken_for_the_others(tmp_path: Path) -> None:
     """Its first layer has no norm before attention; torch's own check of layers does not see that."""
     folder = make_model("modernbert-decoder", tmp_path, hidden_size=128, head_dim=None)
