@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import libcst as cst
 from torch import nn
@@ -17,13 +17,6 @@ from neuron_autoport.hosts.neuron.attention_form import AttentionForm, NotThis, 
 from neuron_autoport.hosts.neuron.share_experts import is_experts
 from neuron_autoport.hosts.neuron.sharing import why_whole
 from neuron_autoport.rewrite.plan import ClassPlan
-
-
-class FusedForm(NamedTuple):
-    """An attention form, and the soft-cap of its scores, with which decode is not one call."""
-
-    form: AttentionForm
-    softcap: float | None
 
 
 def is_modeling(cls: type) -> bool:
@@ -73,26 +66,25 @@ class ClassFacts:
         loggers = {n for n, v in self.space.items() if type(v).__module__ == "logging"}
         return loggers | {f"self.{n}" for n in vars(PreTrainedModel) if n.startswith("warn")}
 
-    def fused_forms(self) -> dict[str, FusedForm]:
+    def fused_forms(self) -> dict[str, AttentionForm]:
         """How the class goes to fused calls, by the condition of the layers it is for.
 
         The condition is empty where all layers go the same way.
         """
         if self.plan is None or self.cls.__name__ in self.subject.without.attention:
             return {}
-        facts = {f"{self.subject.prefix}.{f.path}": f for f in self.subject.layers}
-        found: dict[ClassPlan, FusedForm] = {}
+        layers = {f"{self.subject.prefix}.{f.path}" for f in self.subject.layers}
+        found: dict[ClassPlan, AttentionForm] = {}
         where = self.subject.ported.port.where
         plans = self.subject.plans(self.cls)
         for plan in plans:
-            paths = [p for p, used in where.items() if used is plan and p in facts]
+            paths = [p for p, used in where.items() if used is plan and p in layers]
             if not paths:
                 continue
             try:
-                form = read_attention_form(plan, _children(where, paths[0]))
+                found[plan] = read_attention_form(plan, _children(where, paths[0]))
             except NotThis:
                 continue
-            found[plan] = FusedForm(form, facts[paths[0]].softcap)
         forms = list(found.values())
         if len(found) == len(plans) and all(form == forms[0] for form in forms):
             return {"": forms[0]} if forms else {}

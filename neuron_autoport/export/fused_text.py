@@ -7,13 +7,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from neuron_autoport.export.class_facts import FusedForm
-from neuron_autoport.hosts.neuron.attention_form import Path
+from neuron_autoport.hosts.neuron.attention_form import AttentionForm, Path
 from neuron_autoport.hosts.neuron.fused_heads import inside
 
 
 def fused_statements(
-    fused: FusedForm, parameters: Sequence[str], shared: bool, condition: str = ""
+    form: AttentionForm, parameters: Sequence[str], shared: bool, condition: str = ""
 ) -> Iterator[tuple[str, str]]:
     """(name of the runtime, `if (step := name(...)) is not None: return ...`) for an attention class.
 
@@ -21,14 +20,15 @@ def fused_statements(
         parameters: of its forward, in order, without self. shared: its ranks' results are summed.
         condition: on self, of the layers that run this way; empty for all.
     """
-    if fused.softcap is None:
-        yield "fused_decode", _decode_text(fused, parameters, shared, condition)
-    if inside(fused.form):
-        yield "fused_heads", _heads_text(fused, parameters, shared, condition)
+    if form.softcap is None:
+        yield "fused_decode", _decode_text(form, parameters, shared, condition)
+    if inside(form):
+        yield "fused_heads", _heads_text(form, parameters, shared, condition)
 
 
-def _decode_text(fused: FusedForm, parameters: Sequence[str], shared: bool, condition: str) -> str:
-    form = fused.form
+def _decode_text(
+    form: AttentionForm, parameters: Sequence[str], shared: bool, condition: str
+) -> str:
     hidden = _place(form.hidden, parameters)
     arguments = [hidden, f"W_qkv=self.{form.qkv.attr}_weight"]
     if form.qkv.has_bias:
@@ -68,8 +68,9 @@ def _decode_text(fused: FusedForm, parameters: Sequence[str], shared: bool, cond
     )
 
 
-def _heads_text(fused: FusedForm, parameters: Sequence[str], shared: bool, condition: str) -> str:
-    form = fused.form
+def _heads_text(
+    form: AttentionForm, parameters: Sequence[str], shared: bool, condition: str
+) -> str:
     hidden, weight = _place(form.hidden, parameters), f"self.{form.qkv.attr}_weight"
     arguments = [hidden, weight]
     if form.qkv.has_bias:
@@ -89,8 +90,8 @@ def _heads_text(fused: FusedForm, parameters: Sequence[str], shared: bool, condi
             f"{stem}_k_gamma=self.head_k_gamma",
         ]
     attend = ["self", "*heads.split(qkv)", f"scaling={form.scale!r}"]
-    if fused.softcap is not None:
-        attend.append(f"softcap={fused.softcap!r}")
+    if form.softcap is not None:
+        attend.append(f"softcap={form.softcap!r}")
     if form.sinks is not None:
         attend.append(f"s_aux=self.{form.sinks}")
     out = ["attended.flatten(2)", f"self.{form.out.attr}_weight"]

@@ -96,7 +96,7 @@ class InitText:
             if sinks is not None and sinks.name == "param":
                 lines.append(f"shard_heads(self, {quoted(sinks.target)})")
                 use("shard_heads")
-        norms = {norm for fused in forms.values() if (norm := fused.form.norm) is not None}
+        norms = {form.norm for form in forms.values() if form.norm is not None}
         for norm in sorted(norms, key=str):
             names = f"{quoted(norm.query)}, {quoted(norm.key)}"
             lines.append(f"head_norms(self, {names}, eps={norm.eps!r})")

@@ -28,6 +28,12 @@ class NoSource(Exception):
     """The source of a forward cannot be had or parsed."""
 
 
+def _joined(
+    one: dict[cst.CSTNode, list[str]], other: dict[cst.CSTNode, list[str]]
+) -> dict[cst.CSTNode, list[str]]:
+    return {k: [*one.get(k, []), *other.get(k, [])] for k in {**one, **other}}
+
+
 @dataclass
 class Edits:
     """What to change in one function; nodes are those of one `ForwardSource`.
@@ -47,12 +53,11 @@ class Edits:
 
     def merged(self, other: Edits) -> Edits:
         """Both together; they touch different expressions."""
-        joined = lambda a, b: {k: [*a.get(k, []), *b.get(k, [])] for k in {**a, **b}}  # noqa: E731
         return Edits(
             {**self.replaced, **other.replaced},
-            joined(self.inserted, other.inserted),
+            _joined(self.inserted, other.inserted),
             self.removed | other.removed,
-            joined(self.comments, other.comments),
+            _joined(self.comments, other.comments),
             {**self.settled, **other.settled},
             {**self.unwrapped, **other.unwrapped},
             self.quoted | other.quoted,

@@ -61,8 +61,7 @@ class Frame:
         Args:
             written: tensors whose data the call changed.
         """
-        to_nodes = lambda v: self.node_of(v) if isinstance(v, torch.Tensor) else v  # noqa: E731
-        args, kwargs = (_map(to_nodes, a) for a in (args, kwargs))
+        args, kwargs = (_map(self._or_node, a) for a in (args, kwargs))
         before = tuple(self.node_of(t) for t in written)
         node = self.graph.create_node(op, target, tuple(args), dict(kwargs))
         node.meta["spans"] = running_spans(self.code)
@@ -77,6 +76,10 @@ class Frame:
                 after = self.graph.call_function(after_write, (old, node))
                 after.meta.update(spans=node.meta["spans"], inplace=False)
                 self.bind(after, tensor)
+
+    def _or_node(self, value: Any) -> Any:
+        """The node of a tensor; anything else as it is."""
+        return self.node_of(value) if isinstance(value, torch.Tensor) else value
 
     def _bind_parts(self, node: fx.Node, result: Any) -> None:
         if isinstance(result, dict):

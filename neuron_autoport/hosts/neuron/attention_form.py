@@ -42,7 +42,8 @@ class AttentionForm:
     """How to call the functions for a class.
 
     hidden, cos, sin: where the forward's arguments hold them (`args` or `kwargs`, then keys); cos is None
-    without RoPE. qkv, out: attribute stems of the fused weights. sinks: name of that parameter.
+    without RoPE. qkv, out: attribute stems of the fused weights. softcap: c of c * tanh(scores / c), with which no
+    step is one call. sinks: name of that parameter.
     returns: what the forward returns, with None in the place of the result.
     """
 
@@ -53,6 +54,7 @@ class AttentionForm:
     qkv: FusedWeight
     out: FusedWeight
     scale: float
+    softcap: float | None
     sinks: str | None
     result: Any
 
@@ -84,7 +86,7 @@ def read_attention_form(plan: ClassPlan, child: Callable[[str], ClassPlan | None
     sinks = call.attrs.get("s_aux")
     if sinks is not None and sinks.name != "param":
         raise NotThis("the sinks are computed")
-    scale = call.attrs.get("scaling")
+    scale, softcap = call.attrs.get("scaling"), call.attrs.get("softcap")
     return AttentionForm(
         place_of(plan, hidden),
         None if cos is None else place_of(plan, cos),
@@ -93,6 +95,7 @@ def read_attention_form(plan: ClassPlan, child: Callable[[str], ClassPlan | None
         qkv,
         out,
         call.inputs[0].shape[-1] ** -0.5 if scale is None else float(scale),
+        float(softcap) if softcap else None,
         None if sinks is None else sinks.target,
         result_of(plan),
     )

@@ -71,9 +71,7 @@ def _attend(
     assert form is not None
     query, key, value = project_heads(module, layer, form, hidden, tables)
     sinks = None if form.sinks is None else getattr(module, form.sinks)
-    attended, _ = neuron_attention(
-        module, query, key, value, None, form.scale, layer.facts.softcap, sinks
-    )
+    attended, _ = neuron_attention(module, query, key, value, None, form.scale, form.softcap, sinks)
     out: Tensor = NF.o_proj(
         attended.flatten(2),
         getattr(module, f"{form.out.attr}_weight"),

@@ -80,7 +80,10 @@ class NeuronTransformersMixin(Base):
         hosted = replace_experts(self)
         self._share(states)
         rewrites = self._rewrites()
-        fusers = lambda model, config: PlannedFusers(rewrites)  # noqa: E731
+
+        def fusers(model: Any, config: Any) -> PlannedFusers:
+            return PlannedFusers(rewrites)
+
         kept = frozenset(map(id, self._kept_linears(states)))
         with_fusers(Base.recursive_replace, fusers, kept)(self)
         for path, sharing in self.sharing.items():
@@ -114,18 +117,18 @@ class NeuronTransformersMixin(Base):
 
     def load_weights(self, weights: Weights) -> set[str]:
         """As vLLM's backend does, but of a checkpoint that lacks nothing and fits."""
-        load = super().load_weights
-        loader = lambda found: load(renamed(found, self.head_names))  # noqa: E731
         if self.quant_config is not None:  # its tensors are not transformers'
-            return loader(self.loading(weights))
+            return self._load_renamed(weights)
         whole = not self.parallel_config.enable_ep_weight_filter
-        loaded = self.checkpoint.load(
-            lambda found: loader(self.loading(found)), weights, all_experts=whole
-        )
+        loaded = self.checkpoint.load(self._load_renamed, weights, all_experts=whole)
         beside = [n for n, _ in self.named_parameters() if not n.startswith("model.")]
         names = self.head_names
         self.checkpoint.check_head(as_saved(beside, names), as_saved(loaded, names))
         return loaded
+
+    def _load_renamed(self, weights: Weights) -> set[str]:
+        """Tensors in the form and by the names the host has for them, into vLLM's layers."""
+        return super().load_weights(renamed(self.loading(weights), self.head_names))
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: Any
@@ -183,8 +186,7 @@ class NeuronTransformersMixin(Base):
             if ranks == 1:
                 self.sharing[path] = Sharing(None, by_heads=True)
                 continue
-            shared = lambda child, at=path: columnwise(f"{at}.{child}")  # noqa: E731
-            sharing = sharing_of(plan, module, shared)
+            sharing = sharing_of(plan, module, below(path, columnwise))
             kept = [x.kv_heads for x in read_attention(plan) if isinstance(x, Facts)]
             if any(path == s or path.startswith(f"{s}.") for s in states):
                 sharing = Sharing("it keeps the state of all heads")
@@ -207,7 +209,7 @@ class NeuronTransformersMixin(Base):
         found: list[tuple[nn.Module, RewriteModule]] = []
         for path, plan, module in self._parts():
             if plan in made.classes:
-                shared = lambda child, at=path: columnwise(f"{at}.{child}")  # noqa: E731
+                shared = below(path, columnwise)
                 whole = self.sharing[path].whole is not None
                 found.append((module, RewriteModule(plan, made.classes[plan], shared, whole)))
         return found
@@ -221,6 +223,11 @@ def columns_shared(tp_plan: dict[str, str]) -> Callable[[str], bool]:
         if style == "colwise"
     ]
     return lambda path: any(p.fullmatch(path) for p in patterns)
+
+
+def below(path: str, holds: Callable[[str], bool]) -> Callable[[str], bool]:
+    """What holds for a path, asked of a child of the module at `path`."""
+    return lambda child: holds(f"{path}.{child}")
 
 
 class NeuronTransformersForCausalLM(NeuronTransformersMixin, CausalMixin):

@@ -94,7 +94,7 @@ def mended() -> ModelSource:
 
 
 def test_the_call_in_the_source_is_wrapped() -> None:
-    (made,) = mended().prepare.classes.values()  # type: ignore[union-attr]
+    (made,) = mended().prepare.classes.values()
     text = inspect.getsource(made)
     wrapped = "self.step_places(torch.arange(hidden_states.shape[1], device=hidden_states.device))"
     assert f"positions = {wrapped} + past_seen_tokens" in text
@@ -117,7 +117,7 @@ def test_the_mended_model_counts_positions_and_is_the_same_elsewhere() -> None:
 def test_the_scale_is_that_of_the_position() -> None:
     """log(1 + floor((position + 1) / floor_scale)) * attn_scale + 1, the formula of the paper."""
     model: Any = real_model(mended(), attn_implementation="eager")
-    layer = next(m for m in model.modules() if isinstance(m, Placed) and not m.use_rope)  # type: ignore[attr-defined]
+    layer = next(m for m in model.modules() if isinstance(m, Placed) and not m.use_rope)
     places, seen = torch.tensor([0, 7, 8191, 20000]), []
 
     def note(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

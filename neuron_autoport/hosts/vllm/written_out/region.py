@@ -123,11 +123,11 @@ class _Region:
     def statements(self) -> list[cst.CSTNode]:
         """The statements from the first product to before the second."""
         block = self.source.block_of(self.last)
-        if self.source.block_of(self.first) is not block or not hasattr(block, "body"):
+        if self.source.block_of(self.first) is not block or not isinstance(block, cst.BaseSuite):
             raise NotPlain(
                 "the two products stand in different branches", span_of(self.found.output)
             )
-        body = list(block.body)  # type: ignore[union-attr]
+        body: list[cst.CSTNode] = list(block.body)
         return body[body.index(self.first) : body.index(self.last)]
 
     def factors(self, node: fx.Node, expression: cst.BaseExpression) -> list[cst.CSTNode]:
