@@ -55,7 +55,7 @@ def _rows(types: dict[str, dict[str, Any]], served: dict[str, Any]) -> Iterator[
 def _served(found: Any) -> str:
     """`yes`, or the first words of why not; empty if it was not tried."""
     result = str(found.get("result", found) if isinstance(found, dict) else found or "")
-    return "yes" if result == "served" else result.replace("|", "\\|")
+    return result.replace("served", "yes", 1).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from neuron_autoport.models.tiny import TinyConfigError, tiny_config
 from neuron_autoport.models.tiny_sizes import Sizes
 from neuron_autoport.port import port_model
 
+ALONE = "model.requests.0"  # the layer of requests that run alone, see `hosts/vllm/alone.py`
 # Head sizes of vLLM's CPU attention; a small model has one of them, or vLLM says what it lacks.
 HEAD_SIZES = frozenset((32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512))
 SIZES = (
@@ -103,8 +104,12 @@ class _NotConfigured(Exception):
 
 def vllm_tokens(
     folder: Path, impl: str, asked: list[list[int]], block: int | None, compiled: bool
-) -> list[list[int]]:
-    """Greedy tokens of vLLM's engine for the same prompts in one batch. block: of its cache, or its own choice."""
+) -> tuple[list[list[int]], bool]:
+    """Greedy tokens of vLLM's engine for the same prompts in one batch; did each request run alone?
+
+    Args:
+        block: of its cache, or its own choice.
+    """
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
@@ -131,7 +136,8 @@ def vllm_tokens(
         temperature=0, max_tokens=NEW_TOKENS, detokenize=False, ignore_eos=True
     )
     results = llm.generate([{"prompt_token_ids": ids} for ids in asked], sampling, use_tqdm=False)
-    return [list(r.outputs[0].token_ids) for r in results]
+    layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+    return [list(r.outputs[0].token_ids) for r in results], ALONE in layers
 
 
 def run(model_type: str, impl: str, folder: Path, compiled: bool = False) -> None:
@@ -173,10 +179,12 @@ def _result(model_type: str, impl: str, folder: Path, compiled: bool) -> str:
     lengths = CHUNK_LENGTHS if chunks else LENGTHS
     asked = prompts(int(config.get_text_config().vocab_size), lengths)
     expected = hugging_face(type(model), folder, asked)
-    found = vllm_tokens(folder, impl, asked, CHUNK if chunks else None, compiled)
+    found, alone = vllm_tokens(folder, impl, asked, CHUNK if chunks else None, compiled)
     print("EXPECTED", expected)
     print("FOUND   ", found)
-    return "served" if found == expected else "wrong"
+    if found != expected:
+        return "wrong"
+    return "served: each request alone" if alone else "served"
 
 
 def _reason(error: BaseException) -> str:

@@ -205,7 +205,10 @@ CODE_HELP: dict[str, CodeHelp] = {
         "values. It knows a scale, a window or chunks, a soft-cap, sinks and ALiBi slopes; a layer that attends "
         "several times has a cache for each call, and chunks must be whole blocks of the cache. What else a model "
         "hands to its attention (a mask or a bias it computes itself) would be left out, and a call that is made "
-        "for some numbers of tokens only would miss keys, so the model is refused before its weights are read.",
+        "for some numbers of tokens only would miss keys. Such a model runs each request alone, with transformers' "
+        "own cache or read again at every step, if its small model is right so; the log of the start says which and "
+        "why. This is slow. What is right in neither way, and a window or a head size that vLLM cannot have, is "
+        "refused before weights are read.",
         (
             "`autoport inspect MODEL` shows the layer's graph",
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
@@ -220,8 +223,11 @@ CODE_HELP: dict[str, CodeHelp] = {
         "interface, if its graph is that of causal attention: one scale, one window, ALiBi or no bias; the message "
         "names the operation that is something else. Then a small model of the same kind is run with attention and "
         "states silenced; if a token still reaches a later one, something else looks back (a token shift, an "
-        "indexer, a learned bias), and the model is refused. So it is if a token's row among those of a step is taken "
-        "for its position, unless the layer has it from a call of `torch.arange` in its own forward.",
+        "indexer, a learned bias). So it does if a token's row among those of a step is taken for its position, unless "
+        "the layer has it from a call of `torch.arange` in its own forward. Such a model runs each request alone, with "
+        "transformers' own cache or read again at every step, if its small model is right so: the log of the start "
+        "says which and why. It is slow, and parallel ranks, LoRA, speculation and transfer of caches are not for it. "
+        "What is right in neither way is refused.",
         (
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
             "code of your own: call `ALL_ATTENTION_FUNCTIONS.get_interface(...)` instead of writing the softmax out",

@@ -47,8 +47,8 @@ RANKS = (
 AT_MOST = {
     "block_multiple_of": 16, "block_size": 8, "chunk_size": 8, "d_rel": 8,
     "ffn_round_up_to_multiple_of": 16, "heads_per_ngram": 2, "hidden_size_per_layer_input": 16,
-    "index_block_size": 4, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 4,
-    "index_topk_blocks": 2, "indexer_budget": 8, "indexer_head_dim": 16, "indexer_n_heads": 2,
+    "index_block_size": 4, "index_head_dim": 16, "index_n_heads": 16, "index_topk": 4,
+    "index_topk_blocks": 2, "indexer_budget": 8, "indexer_head_dim": 16, "indexer_n_heads": 16,
     "linear_head_dim": 16, "linear_key_head_dim": 16, "linear_num_heads": 2,
     "linear_num_key_heads": 2, "local_attention": 8, "local_attn_chunk_length": 4,
     "lsh_attn_chunk_length": 4, "make_ngram_vocab_size_divisible_by": 8, "mamba_chunk_size": 8,

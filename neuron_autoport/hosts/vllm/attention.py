@@ -20,38 +20,16 @@ from vllm.model_executor.model_loader.weight_utils import (
 )
 from vllm.model_executor.utils import set_weight_attrs
 
+from neuron_autoport.hosts.vllm.attention_facts import Facts, read_call
 from neuron_autoport.hosts.vllm.compat import HostError, refused
 from neuron_autoport.hosts.vllm.masks import Mask, layer_key
 from neuron_autoport.hosts.vllm.operations import attend, can_attend, place_of
 from neuron_autoport.hosts.vllm.turns import attention_calls, check_stages, give_turns, layer_of
-from neuron_autoport.rewrite.plan import ClassPlan
-from neuron_autoport.trace.ops import Op
 
 INTERFACE = "neuron_autoport_vllm"
-# Arguments of the interface that do not change the result in inference, or come from the mask.
-_HARMLESS = frozenset(("mask", "dropout", "position_ids", "is_causal", "cache_position"))
 # Fields of a configuration that hold what a mask shows.
 _WINDOWS = ("sliding_window", "attention_window_size", "window_size")
 _CHUNK = "attention_chunk_size"
-_KNOWN = frozenset(("scaling", "sliding_window", "softcap", "s_aux", "alibi_slopes"))
-
-
-@dataclass(frozen=True)
-class Facts:
-    """One attention call. heads, kv_heads: of the whole model. sinks: path of their parameter, or None.
-
-    key_size, value_size: width of a head. window: handed to the call, or None. slopes: of an ALiBi bias by head.
-    """
-
-    heads: int
-    kv_heads: int
-    key_size: int
-    value_size: int
-    scale: float
-    window: int | None
-    soft_cap: float | None
-    sinks: str | None
-    slopes: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,40 +40,6 @@ class Reach:
     chunk: int | None = None
 
 
-def read_attention(plan: ClassPlan) -> list[Facts | str]:
-    """The attention calls of a class from its graph, or why vLLM's layer cannot compute one."""
-    return [read_call(op) for op in plan.graph.ops if op.name == "attention"]
-
-
-def read_call(op: Op) -> Facts | str:
-    """One attention call; why vLLM's layer cannot compute it."""
-    query, key, value = (x.shape for x in op.inputs[:3])
-    if len(query) != 4 or query[-2] != key[-2] or key[-2] != value[-2]:
-        return f"queries {list(query)} for keys {list(key)} and values {list(value)}"
-    scale, sinks = op.attrs.get("scaling"), op.attrs.get("s_aux")
-    for name, given in op.attrs.items():
-        if name not in _HARMLESS | _KNOWN and isinstance(given, Op):
-            return f"it is handed `{name}`, which vLLM's attention layer does not take"
-    if isinstance(scale, Op):
-        return "its scale is computed from the tokens"
-    if sinks is not None and (not isinstance(sinks, Op) or sinks.name != "param"):
-        return "its sinks are no parameter of the layer"
-    mask = op.attrs.get("mask")
-    if isinstance(mask, Op) and mask.name != "input":
-        return f"it makes a mask of its own (`{mask.label}`)"
-    return Facts(
-        int(query[1]),
-        int(key[1]),
-        int(query[-1]),
-        int(value[-1]),
-        query[-1] ** -0.5 if scale is None else float(scale),
-        op.attrs.get("sliding_window") or None,
-        float(op.attrs.get("softcap") or 0) or None,
-        sinks.target if isinstance(sinks, Op) else None,
-        op.attrs.get("alibi_slopes"),
-    )
-
-
 def make_attention(model: Any, masks: dict[tuple[str, str | None], Mask], small: Any) -> None:
     """Give every attention module of the host's model its vLLM layer.
 
@@ -104,17 +48,12 @@ def make_attention(model: Any, masks: dict[tuple[str, str | None], Mask], small:
         small: the small model's text configuration.
 
     Raises:
-        HostError: an attention that vLLM's layer would not compute as written.
+        HostError: an attention that vLLM's layer would not compute as configured.
     """
     port = model.proved.port
     inside = f"{port.base}." if port.base else ""
     modules: dict[str, nn.Module] = dict(model.model.named_modules())
     where = str(model.model_config.model)
-    shown = {p.trace.module_class.__name__ for p in port.plans if read_attention(p)}
-    for name, _ in masks:
-        if name not in shown:
-            what = f"{name}: its graph does not show what it hands to its attention"
-            raise refused("AP410", what, where)
     found = attention_calls(port)
     check_stages(found, int(model.parallel_config.pipeline_parallel_size), where)
     for path, calls in found.items():
@@ -130,8 +69,7 @@ def make_attention(model: Any, masks: dict[tuple[str, str | None], Mask], small:
         sinks: dict[str, nn.Parameter] = {}
         for attribute, op in zip(calls.names(), calls.asked, strict=True):
             facts = read_call(op)
-            if isinstance(facts, str):
-                raise refused("AP410", f"{place}: {facts}", where)
+            assert isinstance(facts, Facts), facts  # `check_calls`
             if facts.sinks is not None and facts.sinks not in sinks:
                 device = model.device_config.device
                 sinks[facts.sinks] = _share_sinks(module, facts.sinks, ranks, device)

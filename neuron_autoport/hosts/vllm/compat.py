@@ -142,23 +142,27 @@ def expand_latent(model_config: Any) -> None:
         model_config.model_arch_config = replace(facts, is_deepseek_mla=False, head_size=width)
 
 
-def refused(code: str, what: str, where: str) -> HostError:
+class Refused(HostError):
+    """vLLM has no cache for what this model takes from earlier tokens. code: of the reason."""
+
+    def __init__(self, code: str, what: str, where: str) -> None:
+        said = f"{code}: vLLM cannot serve this model here: {what}"
+        super().__init__(said, where, f"autoport explain {code}")
+        self.code = code
+
+
+def refused(code: str, what: str, where: str) -> Refused:
     """A refusal to serve, with its code."""
-    return HostError(*_refusal(code, what, where))
+    return Refused(code, what, where)
 
 
-def _refusal(code: str, what: str, where: str) -> tuple[str, str, str]:
-    said = f"{code}: vLLM cannot serve this model here: {what}"
-    return said, where, f"autoport explain {code}"
-
-
-class CountsRows(HostError):
+class CountsRows(Refused):
     """A class takes a token's row for its position. name: of the class; empty if it is not known."""
 
     def __init__(self, name: str, where: str) -> None:
         self.name = name
         rows = f"{name or 'it'} takes a token's row among those of a step for its position"
-        super().__init__(*_refusal("AP411", rows, where))
+        super().__init__("AP411", rows, where)
 
 
 def check_model(model_config: Any) -> ModelSource:
@@ -171,6 +175,10 @@ def check_model(model_config: Any) -> ModelSource:
     if config is not config.get_text_config():
         what = f"AP412: `{config.model_type}` is multimodal; only text models are served"
         raise HostError(what, where, f"vllm serve {where} --model-impl auto")
+    for field in ("num_hidden_layers", "hidden_size"):
+        if not hasattr(config, field):
+            what = f"AP412: `{config.model_type}` has no `{field}`, by which vLLM's backend builds"
+            raise HostError(what, where, "autoport explain AP412")
     try:
         return source_of_config(
             config, where, trust_remote_code=bool(model_config.trust_remote_code)

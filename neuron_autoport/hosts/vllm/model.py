@@ -14,7 +14,10 @@ from vllm.model_executor.models.transformers.causal import CausalMixin
 from vllm.model_executor.models.transformers.moe import MoEMixin
 
 from neuron_autoport.hosts.vllm import turns
-from neuron_autoport.hosts.vllm.attention import INTERFACE, Facts, make_attention, read_attention
+from neuron_autoport.hosts.vllm.alone import Alone, Requests, check_settings, host_requests
+from neuron_autoport.hosts.vllm.alone_proof import writes_weights
+from neuron_autoport.hosts.vllm.attention import INTERFACE, make_attention
+from neuron_autoport.hosts.vllm.attention_facts import Facts, read_attention
 from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
 from neuron_autoport.hosts.vllm.compat import check_model, check_version, with_fusers
 from neuron_autoport.hosts.vllm.compiled import compile_decoder, keep_tables, share_code
@@ -25,6 +28,8 @@ from neuron_autoport.hosts.vllm.masks import Mask
 from neuron_autoport.hosts.vllm.moe import replace_experts
 from neuron_autoport.hosts.vllm.parallel import (
     Sharing,
+    below,
+    columns_shared,
     gather_around,
     pipeline_plan,
     share_linears,
@@ -57,6 +62,8 @@ class NeuronTransformersMixin(Base):
     continued: dict[str, bool]
     head_names: dict[str, str]
     prepare: Callable[[nn.Module, str | None], None] | None
+    alone: Alone | None
+    requests: Requests
     with_states: ClassVar[bool] = False
     supports_mrope: ClassVar[Literal[True]] = True
 
@@ -67,24 +74,29 @@ class NeuronTransformersMixin(Base):
         found = read_model(check_model(self.model_config))
         self.proved, self.prepare = found.proved, found.source.prepare
         self.masks, self.small_config = found.masks, found.small_config
-        self.continued, self.head_names = found.continued, {}
+        self.continued, self.head_names, self.alone = found.continued, {}, found.alone
+        if self.alone is not None:
+            check_settings(self.vllm_config, str(self.model_config.model))
         super()._patch_config()
         # Some classes choose their layers by it, and know `eager`; `prepare` sets what they are to ask for.
-        self.text_config._attn_implementation = "eager" if self.prepare else INTERFACE
+        as_written = self.prepare is not None or self.alone is not None
+        self.text_config._attn_implementation = "eager" if as_written else INTERFACE
 
     def _decorate_for_torch_compile(self) -> None:
         """Later, when the classes are those of the rewrite: `compiled.py`."""
 
     def recursive_replace(self) -> None:
-        states = host_states(self)
+        states = host_states(self) if self.alone is None else {}
+        plain = self.alone is not None and writes_weights(self.model)
         hosted = replace_experts(self)
         self._share(states)
-        rewrites = self._rewrites()
+        rewrites = [] if plain else self._rewrites()
 
         def fusers(model: Any, config: Any) -> PlannedFusers:
             return PlannedFusers(rewrites)
 
-        kept = frozenset(map(id, self._kept_linears(states)))
+        own = ("",) if plain else states
+        kept = frozenset(map(id, self._kept_linears(own)))
         with_fusers(Base.recursive_replace, fusers, kept)(self)
         for path, sharing in self.sharing.items():
             for child in sharing.gathers:
@@ -98,11 +110,15 @@ class NeuronTransformersMixin(Base):
         if states:
             logger.info("autoport: %s", states_line(states))
         logger.info("autoport: %s", total_line(self.proved))
-        if not self.with_states:
+        if not self.with_states and self.alone is None:
             keep_tables(self._parts())
             compile_decoder(self, self.proved)
 
     def _create_attention_instances(self, prefix: str = "") -> None:
+        if self.alone is not None:
+            self.requests = host_requests(self, self.alone)
+            logger.warning("autoport: %s", self.alone.line(self.requests.size))
+            return
         make_attention(self, self.masks, self.small_config)
         self.turns = turns.turns_of(self.model)
         if not self.with_states and not self.turns:  # a turn is written into the code of its call
@@ -138,6 +154,8 @@ class NeuronTransformersMixin(Base):
 
     def forward(self, input_ids: Any, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's backend; the model itself spreads positions over its axes, as it does alone."""
+        if self.alone is not None:
+            return self.requests.run(self.model, input_ids)
         one = positions[0] if positions.dim() == 2 else positions
         turns.start(self.turns)
         with step(one.flatten()):
@@ -213,21 +231,6 @@ class NeuronTransformersMixin(Base):
                 whole = self.sharing[path].whole is not None
                 found.append((module, RewriteModule(plan, made.classes[plan], shared, whole)))
         return found
-
-
-def columns_shared(tp_plan: dict[str, str]) -> Callable[[str], bool]:
-    """Does the model's parallel plan share the columns of the linear module at a path?"""
-    patterns = [
-        re.compile(re.escape(path).replace(r"\*", "[^.]+"))
-        for path, style in tp_plan.items()
-        if style == "colwise"
-    ]
-    return lambda path: any(p.fullmatch(path) for p in patterns)
-
-
-def below(path: str, holds: Callable[[str], bool]) -> Callable[[str], bool]:
-    """What holds for a path, asked of a child of the module at `path`."""
-    return lambda child: holds(f"{path}.{child}")
 
 
 class NeuronTransformersForCausalLM(NeuronTransformersMixin, CausalMixin):

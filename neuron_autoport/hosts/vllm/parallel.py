@@ -7,6 +7,7 @@ them gathered. Where neither is possible every rank computes the class whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -204,3 +205,18 @@ def pipeline_plan(trace: ModuleTrace, base: nn.Module) -> dict[str, Any]:
     names = dict.fromkeys(call.path.partition(".")[0] for call in trace.children)
     weighted = [n for n in names if next(base.get_submodule(n).parameters(), None) is not None]
     return {name: (["hidden_states"], ["hidden_states"]) for name in weighted}
+
+
+def columns_shared(tp_plan: dict[str, str]) -> Callable[[str], bool]:
+    """Does the model's parallel plan share the columns of the linear module at a path?"""
+    patterns = [
+        re.compile(re.escape(path).replace(r"\*", "[^.]+"))
+        for path, style in tp_plan.items()
+        if style == "colwise"
+    ]
+    return lambda path: any(p.fullmatch(path) for p in patterns)
+
+
+def below(path: str, holds: Callable[[str], bool]) -> Callable[[str], bool]:
+    """What holds for a path, asked of a child of the module at `path`."""
+    return lambda child: holds(f"{path}.{child}")

@@ -7,7 +7,10 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from neuron_autoport.hosts.vllm.compat import CountsRows
+from neuron_autoport.hosts.vllm.alone import Alone
+from neuron_autoport.hosts.vllm.alone_proof import prove_alone
+from neuron_autoport.hosts.vllm.attention_facts import check_calls
+from neuron_autoport.hosts.vllm.compat import CountsRows, Refused
 from neuron_autoport.hosts.vllm.masks import Mask, unlike
 from neuron_autoport.hosts.vllm.mixing import read_masks
 from neuron_autoport.hosts.vllm.places import count_positions
@@ -25,7 +28,7 @@ class Reading:
     """A model as it is to be hosted.
 
     source: with layers changed that cannot be hosted as they are. masks: by kind of layer. small_config: of the small
-    model they were read from, or None. continued: see `mixing.Found`.
+    model they were read from, or None. continued: see `mixing.Found`. alone: no cache of vLLM would do.
     """
 
     source: ModelSource
@@ -33,15 +36,24 @@ class Reading:
     masks: dict[tuple[str, str | None], Mask]
     small_config: Any
     continued: dict[str, bool]
+    alone: Alone | None = None
 
 
 def read_model(source: ModelSource) -> Reading:
     """Read, plan and prove a model.
 
     Raises:
-        HostError: something without a cache mixes its tokens.
+        Refused: something without a cache mixes its tokens, and transformers' own caches do not keep it either.
     """
     proved = proved_port(source)
+    try:
+        return _in_caches(source, proved)
+    except Refused as why:
+        return Reading(source, proved, {}, None, {}, prove_alone(source, proved, why))
+
+
+def _in_caches(source: ModelSource, proved: ProvedPort) -> Reading:
+    """A model whose tokens meet in caches of vLLM alone."""
     reasons: dict[str, str] = {}
     if any(writes_out(plan.trace) for plan in proved.port.plans):
         source, reasons = call_interface(source)
@@ -57,5 +69,7 @@ def read_model(source: ModelSource) -> Reading:
             found = read_masks(source, reasons)
     except TinyConfigError as error:
         logger.warning("autoport: masks were not compared: %s", error.what)
+        check_calls(proved.port, (), source.name)
         return Reading(source, proved, {}, None, {})
+    check_calls(proved.port, found.masks, source.name)
     return Reading(source, proved, unlike(found.masks), found.config, found.continued)

@@ -16,7 +16,8 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from neuron_autoport.hosts.vllm.attention import Facts, Reach, check_chunks, read_reach
+from neuron_autoport.hosts.vllm.attention import Reach, check_chunks, read_reach
+from neuron_autoport.hosts.vllm.attention_facts import Facts
 from neuron_autoport.hosts.vllm.compat import HostError, has_states
 from neuron_autoport.hosts.vllm.masks import Mask, chunk_of, unlike, window_of
 from neuron_autoport.hosts.vllm.mixing import check_rows, read_masks
