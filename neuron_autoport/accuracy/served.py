@@ -73,10 +73,15 @@ def ask_engine(source: ModelSource, prompts: list[Prompt], asking: Asking) -> di
             "platform": asdict(asking.place),
         }), encoding="utf-8")  # fmt: skip
         command = [sys.executable, "-m", "neuron_autoport.accuracy.engine", str(job), str(result)]
+        env = engine_environment(asking.without, asking.folders)
+        if (
+            asking.tp == 1 and asking.place == CPU
+        ):  # it is a process of its own: vLLM is imported once
+            env.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         with log.open("wb") as output:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env=engine_environment(asking.without, asking.folders), timeout=_TIMEOUT, check=False,
+                env=env, timeout=_TIMEOUT, check=False,
             )  # fmt: skip
         if done.returncode or not result.is_file():
             raise AutoportError(

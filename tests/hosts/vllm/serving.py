@@ -151,7 +151,7 @@ def engine(
     timeout: int = 600,
     rank: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `generate.py` in a process of its own, to whatever end."""
+    """Run `generate.py` in a process of its own, to whatever end; one rank has its engine in that same process."""
     script = Path(__file__).with_name("generate.py")
     environment = {
         **os.environ,
@@ -162,6 +162,10 @@ def engine(
     }
     if "--tp" in options:  # each rank on a core of its own
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    elif (
+        rank is None
+    ):  # vLLM is imported once; engines in a process apart are in the tests over HTTP
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), str(folder), json.dumps(asked), *options]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=environment, check=False

@@ -24,7 +24,10 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 def run(*arguments: str) -> Any:
     script = Path(__file__).with_name("adapters.py")
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         capture_output=True, text=True, timeout=300, env=environment, check=False,
