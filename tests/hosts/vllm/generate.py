@@ -1,7 +1,7 @@
 """Run as a script: serve a model folder through vLLM's `LLM` and print greedy tokens as JSON.
 
 usage: generate.py FOLDER PROMPTS_JSON [--impl I] [--eager] [--tp N] [--ep] [--tokens N] [--trust]
-                    [--logprobs N] [--batch-tokens N] [--block-size N]
+                    [--logprobs N] [--batch-tokens N] [--block-size N] [--prefix-caching]
 A process of its own per engine: what one engine leaves behind cannot help or hurt the next.
 """
 
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--trust", action="store_true")
     parser.add_argument("--batch-tokens", type=int, default=None)
     parser.add_argument("--block-size", type=int, default=None)
+    parser.add_argument("--prefix-caching", action="store_true", help="as vLLM has it by itself")
     options = parser.parse_args()
 
     from vllm import LLM, SamplingParams
@@ -38,7 +39,7 @@ def main() -> None:
         enforce_eager=options.eager,
         tensor_parallel_size=options.tp,
         enable_expert_parallel=options.ep,
-        enable_prefix_caching=False,
+        enable_prefix_caching=None if options.prefix_caching else False,
         trust_remote_code=options.trust,
         max_num_batched_tokens=options.batch_tokens,
         block_size=options.block_size,
