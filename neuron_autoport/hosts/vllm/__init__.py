@@ -3,9 +3,9 @@
 `plugin.py` registers, `compat.py` holds all that depends on vLLM's internals, `model.py` is the model
 class, `fusers.py` puts planned sites where vLLM's Transformers backend has its fusers, `layers.py`
 makes vLLM's linear layers usable as NF weights, `attention.py`, `turns.py` and `states.py` give layers their caches,
-`mixing.py`, `probe.py` and `masks.py` find what a cache cannot serve, `places.py` gives layers positions for rows,
-`head.py` makes the logits, `reading.py` does all that comes first, `parallel.py` shares classes among ranks,
-`loading.py` brings checkpoint tensors into form, `moe*.py` hosts experts.
+`mixing.py`, `probe.py` and `masks.py` find what a cache cannot serve, `alone.py` serves that, `places.py` gives layers
+positions for rows, `head.py` makes the logits, `reading.py` does all that comes first, `parallel.py` shares classes
+among ranks, `loading.py` brings checkpoint tensors into form, `moe*.py` hosts experts.
 """
 
 MODEL_IMPL = "neuron-transformers"

@@ -24,7 +24,7 @@ HOW = {"rwkv": "on transformers' own cache", "recurrent_gemma": "read again from
 @pytest.mark.parametrize("model_type", sorted(MODELS))
 def test_tokens_equal_hugging_face(model_type: str, tmp_path: Path) -> None:
     folder = make_model(model_type, tmp_path, **MODELS[model_type])
-    asked = prompts() + [[7, *prompts()[3][1:]], prompts()[3]]  # one of them twice, one nearly
+    asked = [*prompts(), [7, *prompts()[3][1:]], prompts()[3]]  # one of them twice, one nearly
     served = serve(folder, asked, "--prefix-caching", "--batch-tokens", "16")
     assert "each request runs alone" in served.log and HOW[model_type] in served.log
     assert served.tokens == hugging_face_tokens(folder, asked)
