@@ -16,14 +16,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from neuron_autoport.cache import cache_folder
 from neuron_autoport.errors import AutoportError
-from tools.server import Server, ServerFailed, free_port, fused_sites, tail, why_it_ended
+from tools.server import (
+    Server,
+    ServerFailed,
+    free_port,
+    fused_sites,
+    progress_line,
+    tail,
+    why_it_ended,
+)
 
 BIN = Path(sys.executable).parent
 IMPL = "neuron-transformers"
@@ -121,22 +129,6 @@ def serve_environment() -> dict[str, str]:
     env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
     return env
-
-
-def progress_line() -> Callable[[float, str], None]:
-    """Shows progress: one line that is rewritten on a terminal, else a line every ten seconds."""
-    shown = -10.0
-
-    def show(elapsed: float, message: str) -> None:
-        nonlocal shown
-        if sys.stdout.isatty():
-            width = os.get_terminal_size().columns - 1
-            print(f"\r\x1b[2K{f'  {elapsed:4.0f} s  {message}'[:width]}", end="", flush=True)
-        elif elapsed - shown >= 10:
-            shown = elapsed
-            print(f"  {elapsed:4.0f} s  {message}"[:160], flush=True)
-
-    return show
 
 
 @contextmanager

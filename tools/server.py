@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -172,3 +173,19 @@ class Server:
                     self.process = None
                     return
                 time.sleep(0.1)
+
+
+def progress_line() -> Callable[[float, str], None]:
+    """Shows progress: one line that is rewritten on a terminal, else a line every ten seconds."""
+    shown = -10.0
+
+    def show(elapsed: float, message: str) -> None:
+        nonlocal shown
+        if sys.stdout.isatty():
+            width = os.get_terminal_size().columns - 1
+            print(f"\r\x1b[2K{f'  {elapsed:4.0f} s  {message}'[:width]}", end="", flush=True)
+        elif elapsed - shown >= 10:
+            shown = elapsed
+            print(f"  {elapsed:4.0f} s  {message}"[:160], flush=True)
+
+    return show

@@ -25,6 +25,7 @@ from neuron_autoport.hosts.vllm.written_out.region import rewrite_region
 from neuron_autoport.models.source import source_of_config
 from neuron_autoport.models.tiny import tiny_config
 from neuron_autoport.trace.tracer import trace_model
+from tests.hosts.vllm import attention_look_alikes as look_alikes
 from tests.hosts.vllm import attention_zoo as zoo
 from tests.hosts.vllm.serving import hugging_face_tokens, make_model, prompts, serve
 
@@ -96,12 +97,12 @@ def test_the_rewritten_layer_computes_no_scores(kind: type[zoo.Layer]) -> None:
     assert not {"softmax", "matmul", "__matmul__", "bmm", "baddbmm"} & set(called)
 
 
-@pytest.mark.parametrize("kind", zoo.LOOK_ALIKES, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", look_alikes.LOOK_ALIKES, ids=lambda k: k.__name__)
 def test_look_alikes_are_refused_with_the_operation(kind: type[zoo.Layer]) -> None:
     with pytest.raises(NotPlain) as caught:
         read(kind().eval())
-    assert zoo.LOOK_ALIKES[kind] in str(caught.value)
-    assert re.search(r"attention_zoo\.py:\d+:\d+$", str(caught.value))
+    assert look_alikes.LOOK_ALIKES[kind] in str(caught.value)
+    assert re.search(r"attention_look_alikes\.py:\d+:\d+$", str(caught.value))
 
 
 def source(model_type: str) -> Any:
