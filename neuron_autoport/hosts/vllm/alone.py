@@ -27,6 +27,7 @@ Caches = dict[str, Any]  # by the argument of the model's forward that they come
 _READ = "input_ids"
 LAYER = "model.requests.0"
 _UNKNOWN = 2**24  # bytes taken for a request where they cannot be read
+_LEAST = 2**20  # of a block; vLLM keeps a record of every block
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Requests(MambaBase):
         self.kept: OrderedDict[int, Caches] = OrderedDict()
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        return ((-(-self.size // 4),),)
+        return ((max(self.size, _LEAST) // 4,),)
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
         return (torch.float32,)
@@ -100,6 +101,7 @@ class Requests(MambaBase):
         return MambaAttentionBackendEnum.LINEAR
 
     def get_kv_cache_spec(self, vllm_config: Any) -> MambaSpec:
+        """One block for a request. It is as long as any request, so never full, and no prefix of it is shared."""
         return MambaSpec(
             shapes=self.get_state_shape(),
             dtypes=self.get_state_dtype(),
@@ -156,7 +158,7 @@ def host_requests(model: Any, alone: Alone) -> Requests:
 
 
 def check_settings(config: Any, where: str) -> None:
-    """Refuse what takes the tokens of a step, or a cache, for vLLM's; prefixes are not shared.
+    """Refuse what takes the tokens of a step, or a cache, for vLLM's.
 
     Raises:
         HostError: with the option to leave out.
@@ -174,7 +176,6 @@ def check_settings(config: Any, where: str) -> None:
         if given:
             what = f"AP411: `{option}` is not for a model whose requests run alone"
             raise HostError(what, where, f"vllm serve {where}, without {option}")
-    config.cache_config.enable_prefix_caching = False
 
 
 def size_of_request(how: Alone, port: Any, length: int) -> int | None:

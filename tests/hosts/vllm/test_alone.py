@@ -226,10 +226,7 @@ def settings(**given: Any) -> Any:
     none = dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config"))
     parallel = ranks | {k: v for k, v in given.items() if k in ranks}
     others = none | {k: v for k, v in given.items() if k in none}
-    cache = SimpleNamespace(enable_prefix_caching=True)
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(**parallel), cache_config=cache, **others
-    )
+    return SimpleNamespace(parallel_config=SimpleNamespace(**parallel), **others)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -238,10 +235,16 @@ def test_what_shares_tokens_or_caches_is_refused_by_its_option(option: str) -> N
         check_settings(settings(**OPTIONS[option]), "model")
 
 
-def test_prefixes_are_not_shared() -> None:
-    config = settings()
-    check_settings(config, "model")
-    assert config.cache_config.enable_prefix_caching is False
+def test_a_request_has_one_block_that_is_never_full() -> None:
+    requests = Requests(Alone("why", several=True), at_once=1, longest=16, size=2**22 + 4)
+    spec = requests.get_kv_cache_spec(None)
+    assert (spec.block_size, spec.page_size_bytes) == (16, 2**22 + 4)
+
+
+def test_a_small_cache_has_no_small_block() -> None:
+    """With blocks of 8 bytes vLLM would keep records of a hundred million."""
+    requests = Requests(Alone("why", several=True), at_once=1, longest=16, size=8)
+    assert requests.get_kv_cache_spec(None).page_size_bytes == 2**20
 
 
 @pytest.mark.parametrize(
