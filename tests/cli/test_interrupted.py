@@ -36,7 +36,15 @@ def started(arguments: list[str], cache: Path) -> subprocess.Popen[str]:
     env = {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "200", "NO_COLOR": "1"}
     env.pop("AUTOPORT_CACHE", None)
     pipe = subprocess.PIPE
-    return subprocess.Popen([*AUTOPORT, *arguments], env=env, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*AUTOPORT, *arguments], env=env, stdout=pipe, stderr=pipe, text=True,
+        preexec_fn=_can_be_interrupted,
+    )  # fmt: skip
+
+
+def _can_be_interrupted() -> None:
+    """What a shell starts with `&`, such as these tests, ignores interrupts, and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def opened(pipe: Path, run: subprocess.Popen[str]) -> int:
