@@ -37,7 +37,7 @@ test-fast: setup ## only the tests that start no vLLM, in two processes
 
 # pytest ends with 5 when no test was selected.
 test-serve: setup ## only the tests that serve through vLLM
-	@echo '$(VENV)/pytest -m serve -n 2 --maxschedchunk=1'; $(VENV)/pytest -m serve -n 2 --dist load --maxschedchunk=1; code=$$?; \
+	@echo '$(VENV)/pytest -m serve -n 2 --maxschedchunk=1'; $(VENV)/pytest -m serve -n 2 --maxschedchunk=1; code=$$?; \
 	if [ $$code -eq 5 ]; then echo "no test is marked 'serve'"; else exit $$code; fi
 
 # One after the other, also under `make -j`: each stops the rest when it fails.

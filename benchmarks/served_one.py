@@ -27,7 +27,6 @@ from neuron_autoport.models.tiny import TinyConfigError, tiny_config
 from neuron_autoport.models.tiny_sizes import Sizes
 from neuron_autoport.port import port_model
 
-ALONE = "model.requests.0"  # the layer of requests that run alone, see `hosts/vllm/alone.py`
 # Head sizes of vLLM's CPU attention; a small model has one of them, or vLLM says what it lacks.
 HEAD_SIZES = frozenset((32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512))
 SIZES = (
@@ -113,6 +112,8 @@ def vllm_tokens(
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
+    from neuron_autoport.hosts.vllm.alone import LAYER
+
     given: dict[str, Any] = {
         "model": str(folder),
         "model_impl": impl,
@@ -137,7 +138,7 @@ def vllm_tokens(
     )
     results = llm.generate([{"prompt_token_ids": ids} for ids in asked], sampling, use_tqdm=False)
     layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-    return [list(r.outputs[0].token_ids) for r in results], ALONE in layers
+    return [list(r.outputs[0].token_ids) for r in results], LAYER in layers
 
 
 def run(model_type: str, impl: str, folder: Path, compiled: bool = False) -> None:

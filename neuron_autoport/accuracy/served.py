@@ -74,9 +74,8 @@ def ask_engine(source: ModelSource, prompts: list[Prompt], asking: Asking) -> di
         }), encoding="utf-8")  # fmt: skip
         command = [sys.executable, "-m", "neuron_autoport.accuracy.engine", str(job), str(result)]
         env = engine_environment(asking.without, asking.folders)
-        if (
-            asking.tp == 1 and asking.place == CPU
-        ):  # it is a process of its own: vLLM is imported once
+        if asking.tp == 1 and asking.place == CPU:
+            # The command is a process of its own already; so vLLM is imported once.
             env.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         with log.open("wb") as output:
             done = subprocess.run(

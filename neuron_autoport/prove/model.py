@@ -24,7 +24,7 @@ from neuron_autoport.prove.compare import Comparison, compare
 from neuron_autoport.prove.modules import RUN_ERRORS, Call, ModuleProof, prove_module
 from neuron_autoport.prove.own_size import prove_at_own_size
 from neuron_autoport.rewrite.emit import Generated, generate
-from neuron_autoport.rewrite.install import install
+from neuron_autoport.rewrite.install import install_all
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rules.rule import Rule
 
@@ -191,13 +191,7 @@ class _TinyProof:
 
     def compare_logits(self, port: Port, made: Generated) -> Comparison:
         new = copy.deepcopy(self.model)
-        modules = dict(new.named_modules(remove_duplicate=False))
-        for path, plan in port.where.items():
-            module = modules.get(path)
-            # One module may stand under two paths; it is rewritten once.
-            if plan in made.classes and type(module) is plan.trace.module_class:
-                assert module is not None
-                install(module, plan, made.classes[plan])
+        install_all(new, port, made)
         original, rewritten = self.run(self.model), self.run(new)
         try:
             exact = self.run(copy.deepcopy(self.model).double())

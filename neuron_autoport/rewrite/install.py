@@ -5,11 +5,17 @@ Weights become parameters `[in, out]`, biases `[1, out]`; the instance's class b
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
 from neuron_autoport.fused import FusedWeight, WeightPart, plain_attributes
+from neuron_autoport.rewrite.emit import Generated
 from neuron_autoport.rewrite.plan import ClassPlan
+
+if TYPE_CHECKING:
+    from neuron_autoport.port import Port
 
 
 def install(module: nn.Module, plan: ClassPlan, rewritten: type[nn.Module]) -> None:
@@ -21,6 +27,16 @@ def install(module: nn.Module, plan: ClassPlan, rewritten: type[nn.Module]) -> N
         owner, _, name = path.rpartition(".")
         delattr(module.get_submodule(owner), name)
     module.__class__ = rewritten
+
+
+def install_all(model: nn.Module, port: Port, made: Generated) -> None:
+    """Rewrite in place every module of `model` that a plan of its own kind was made for."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for path, plan in port.where.items():
+        module = modules.get(path)
+        # One module may stand under two paths; it is rewritten once.
+        if module is not None and plan in made.classes and type(module) is plan.trace.module_class:
+            install(module, plan, made.classes[plan])
 
 
 def _add_weight(module: nn.Module, weight: FusedWeight) -> None:

@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from neuron_autoport.hosts.vllm.compat import HostError
+from neuron_autoport.prove.modules import RUN_ERRORS
 
 Caches = dict[str, Any]  # by the argument of the model's forward that they come back as
 _READ = "input_ids"
@@ -35,11 +36,13 @@ class Alone:
     """That the requests of a model run alone. reason: why no cache of vLLM would do.
 
     several: it goes on from its cache with several tokens at once, else with one. again: it is not to use a cache.
+    plain: it changes weights as it runs; vLLM's layers, and fused ones, would not see that, so it stays as it is.
     """
 
     reason: str
     several: bool
     again: bool = False
+    plain: bool = False
 
     def advance(
         self, base: Any, ids: torch.Tensor, start: int, caches: Caches
@@ -47,13 +50,18 @@ class Alone:
         """Go on with one request: ids [1, T] at positions from `start` -> rows [1, T, H], and its caches after them."""
         return (read_again if self.again else go_on)(base, ids, start, caches)
 
-    def line(self, size: int) -> str:
-        """For the start-up log. size: bytes of a request's caches, at most."""
+    def line(self, size: int | None) -> str:
+        """For the start-up log. size: bytes of a request's caches, at most; None if that is not known."""
         if self.again:
             how = "and is read again from its first token at every step, which takes long"
+        elif size is None:
+            how = f"on transformers' own cache, of unknown size, which vLLM counts as {_UNKNOWN} bytes"
         else:
             how = f"on transformers' own cache, {size} bytes at most, which vLLM counts but does not hold"
-        return f"each request runs alone, not compiled, {how}: {self.reason}"
+        weights = (
+            "; it changes its weights as it runs, so nothing is rewritten" if self.plain else ""
+        )
+        return f"each request runs alone, not compiled, {how}: {self.reason}{weights}"
 
 
 def read_again(
@@ -84,14 +92,15 @@ class Requests(MambaBase):
     Args:
         how: they run. at_once: requests that vLLM runs at once. longest: tokens of a request, at most.
         size: bytes of a request's caches, by which vLLM counts how many fit in its memory; it does not hold them.
+            None if it is not known.
     """
 
-    def __init__(self, how: Alone, *, at_once: int, longest: int, size: int) -> None:
+    def __init__(self, how: Alone, *, at_once: int, longest: int, size: int | None) -> None:
         self.how, self.at_once, self.longest, self.size = how, at_once, longest, size
         self.kept: OrderedDict[int, Caches] = OrderedDict()
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        return ((max(self.size, _LEAST) // 4,),)
+        return ((max(self.size or _UNKNOWN, _LEAST) // 4,),)
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
         return (torch.float32,)
@@ -151,7 +160,7 @@ def host_requests(model: Any, alone: Alone) -> Requests:
         alone,
         at_once=int(config.scheduler_config.max_num_seqs),
         longest=longest,
-        size=size_of_request(alone, model.proved.port, longest) or _UNKNOWN,
+        size=size_of_request(alone, model.proved.port, longest),
     )
     model.compilation_config.static_forward_context[LAYER] = made
     return made
@@ -189,7 +198,7 @@ def size_of_request(how: Alone, port: Any, length: int) -> int | None:
         try:
             with torch.no_grad(), torch.device("meta"):
                 caches = how.advance(base, ids, 0, {})[1]
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError):
+        except RUN_ERRORS:  # it asks for values, or has an operation without a meta form
             return None
         found = {id(t): t.numel() * t.element_size() for t in _tensors(caches, set())}
         sizes.append(sum(found.values()))

@@ -7,13 +7,12 @@ model calls it; one that depends on chance is refused.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from neuron_autoport.hosts.vllm.alone import Alone, Caches, read_again
 from neuron_autoport.hosts.vllm.compat import Refused, refused
@@ -21,17 +20,16 @@ from neuron_autoport.models.build import real_model
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.models.tiny import TinyConfigError
 from neuron_autoport.pipeline import ProvedPort
-from neuron_autoport.port import Port, port_model
+from neuron_autoport.port import port_model
 from neuron_autoport.prove.model import small_source
+from neuron_autoport.prove.modules import RUN_ERRORS
 from neuron_autoport.rewrite.emit import generate
-from neuron_autoport.rewrite.install import install
+from neuron_autoport.rewrite.install import install_all
 from neuron_autoport.rules.sources import load_library
 
 _LENGTHS = (13, 9)
 _FIRST = 6
 _TOLERANCE = 1e-4
-_BUILDING = ("__init__", "_init_weights", "reset_parameters", "post_init")
-_RUN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError)
 
 
 def prove_alone(source: ModelSource, proved: ProvedPort, why: Refused) -> Alone:
@@ -51,16 +49,16 @@ def prove_alone(source: ModelSource, proved: ProvedPort, why: Refused) -> Alone:
     rewritten = real_model(small, dtype=torch.float32, attn_implementation="eager")
     library = load_library(trust_code=source.trust_remote_code)
     port = port_model(small, library, without=proved.port.without)
-    _install(rewritten, port)
+    install_all(rewritten, port, generate(port.plans, "the small model"))
     base = original.get_submodule(port.base) if port.base else original
     new = rewritten.get_submodule(port.base) if port.base else rewritten
     generator = torch.Generator().manual_seed(1)
     size = int(original.config.get_text_config().vocab_size)
     asked = [torch.randint(3, size, (1, n), generator=generator) for n in _LENGTHS]
-    found = choose(_reason(why), base, new, asked)
+    found = choose(why.reason, base, new, asked)
     if isinstance(found, Alone):
         return found
-    what = f"{_reason(why)}; nor does it run with one request at a time: {found}"
+    what = f"{why.reason}; nor does it run with one request at a time: {found}"
     raise refused(why.code, what, source.name) from None
 
 
@@ -68,15 +66,19 @@ def choose(reason: str, base: Any, new: Any, asked: list[torch.Tensor]) -> Alone
     """The fastest way to run requests alone that is right; why none is.
 
     Args:
-        base: the original. new: the rewritten. asked: ids [1, T] of each request.
+        base: the original. new: the rewritten, which is not used if the original changes its weights as it runs.
+        asked: ids [1, T] of each request.
     """
     problem = ""
     with torch.no_grad():
         try:
-            whole = [read_again(base, ids, 0, {})[0] for ids in asked]
-        except _RUN_ERRORS as error:
+            with _Writes(base.parameters()) as writes:
+                whole = [read_again(base, ids, 0, {})[0] for ids in asked]
+        except RUN_ERRORS as error:
             return _first_line(error)
-        for how in (Alone(reason, True), Alone(reason, False), Alone(reason, True, again=True)):
+        new = base if writes.found else new
+        for several, again in ((True, False), (False, False), (True, True)):
+            how = Alone(reason, several, again, plain=writes.found)
             problem = _problem(how, new, asked, whole)
             if not problem:
                 return how
@@ -98,7 +100,7 @@ def _problem(how: Alone, new: Any, asked: list[torch.Tensor], whole: list[torch.
                 continue
             try:
                 rows, caches[i] = how.advance(new, piece, at[i], caches[i])
-            except _RUN_ERRORS as error:
+            except RUN_ERRORS as error:
                 return _first_line(error)
             start, at[i] = at[i], at[i] + piece.shape[1]
             if how.again and at[i] < ids.shape[1]:
@@ -110,42 +112,24 @@ def _problem(how: Alone, new: Any, asked: list[torch.Tensor], whole: list[torch.
     return ""
 
 
-def _install(model: nn.Module, port: Port) -> None:
-    made = generate(port.plans, "the small model")
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for path, plan in port.where.items():
-        module = modules.get(path)
-        if module is not None and plan in made.classes and type(module) is plan.trace.module_class:
-            install(module, plan, made.classes[plan])
-
-
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _reason(why: Refused) -> str:
-    """What was refused, without the words around it."""
-    return why.what.rpartition("serve this model here: ")[2]
+class _Writes(TorchDispatchMode):
+    """Notes whether an operation changes one of these tensors, whatever view of it the operation is given."""
 
+    def __init__(self, kept: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.kept = {t.untyped_storage().data_ptr() for t in kept if t.numel()}
+        self.found = False
 
-def writes_weights(model: nn.Module) -> bool:
-    """Does code of the model, outside of building it, change `.data` of a weight? vLLM's layers keep theirs packed."""
-    return any(_writes(cls) for cls in {type(m) for m in model.modules()})
-
-
-def _writes(cls: type[Any]) -> bool:
-    if cls.__module__.startswith("torch."):
-        return False
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return False
-    methods = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    inside = [n for m in methods if m.name not in _BUILDING for n in ast.walk(m)]
-    return any(
-        isinstance(n, ast.Attribute)
-        and n.attr == "data"
-        and isinstance(n.value, ast.Attribute)
-        and n.value.attr in ("weight", "bias")
-        for n in inside
-    )
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+        given |= kwargs or {}
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for value in pytree.tree_leaves(given.get(argument.name)):
+                    if isinstance(value, torch.Tensor):
+                        self.found |= value.untyped_storage().data_ptr() in self.kept
+        return func(*args, **(kwargs or {}))

@@ -143,12 +143,12 @@ def expand_latent(model_config: Any) -> None:
 
 
 class Refused(HostError):
-    """vLLM has no cache for what this model takes from earlier tokens. code: of the reason."""
+    """vLLM has no cache for what this model takes from earlier tokens. reason: what that is. code: of the reason."""
 
     def __init__(self, code: str, what: str, where: str) -> None:
         said = f"{code}: vLLM cannot serve this model here: {what}"
         super().__init__(said, where, f"autoport explain {code}")
-        self.code = code
+        self.code, self.reason = code, what
 
 
 def refused(code: str, what: str, where: str) -> Refused:

@@ -15,7 +15,6 @@ from vllm.model_executor.models.transformers.moe import MoEMixin
 
 from neuron_autoport.hosts.vllm import turns
 from neuron_autoport.hosts.vllm.alone import Alone, Requests, check_settings, host_requests
-from neuron_autoport.hosts.vllm.alone_proof import writes_weights
 from neuron_autoport.hosts.vllm.attention import INTERFACE, make_attention
 from neuron_autoport.hosts.vllm.attention_facts import Facts, read_attention
 from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
@@ -87,7 +86,7 @@ class NeuronTransformersMixin(Base):
 
     def recursive_replace(self) -> None:
         states = host_states(self) if self.alone is None else {}
-        plain = self.alone is not None and writes_weights(self.model)
+        plain = self.alone is not None and self.alone.plain
         hosted = replace_experts(self)
         self._share(states)
         rewrites = [] if plain else self._rewrites()
@@ -109,7 +108,8 @@ class NeuronTransformersMixin(Base):
             logger.info("autoport: %s", line)
         if states:
             logger.info("autoport: %s", states_line(states))
-        logger.info("autoport: %s", total_line(self.proved))
+        if not plain:
+            logger.info("autoport: %s", total_line(self.proved))
         if not self.with_states and self.alone is None:
             keep_tables(self._parts())
             compile_decoder(self, self.proved)
