@@ -23,6 +23,8 @@ from vllm.logger import init_logger
 
 from neuron_autoport import __version__
 from neuron_autoport.hosts.vllm.operations import kept
+from neuron_autoport.hosts.vllm.packed.build import Kernel
+from neuron_autoport.hosts.vllm.packed.layers import usable_kernel
 from neuron_autoport.pipeline import ProvedPort
 from neuron_autoport.rewrite.plan import ClassPlan
 
@@ -46,7 +48,7 @@ def compile_decoder(model: Any, proved: ProvedPort) -> None:
         return  # vLLM compiles by the inputs it knows; this one runs as it is
     members = {
         "__init__": _built,
-        "forward": _forward_of(proved),
+        "forward": _forward_of(proved, usable_kernel(model.model_config.dtype)),
         "inner_forward": original.forward,
     }
     plain = type(original.__name__, (original,), members)
@@ -138,12 +140,13 @@ def _forward(
     )
 
 
-def _forward_of(proved: ProvedPort) -> types.FunctionType:
+def _forward_of(proved: ProvedPort, kernel: Kernel | None) -> types.FunctionType:
     """`_forward` under a name of its own, which is in the key vLLM keeps compiled code by.
 
     vLLM's key has its configuration and versions, not what we rewrote nor how we host it.
     """
-    digest = hashlib.sha256(f"{__version__}\0{proved.generated.text}".encode())
+    level = kernel.level.architecture if kernel is not None else ""
+    digest = hashlib.sha256(f"{__version__}\0{level}\0{proved.generated.text}".encode())
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     made = types.FunctionType(

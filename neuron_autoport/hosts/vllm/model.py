@@ -25,6 +25,7 @@ from neuron_autoport.hosts.vllm.head import apply_head, as_saved, before_head, r
 from neuron_autoport.hosts.vllm.loading import Loading, Weights
 from neuron_autoport.hosts.vllm.masks import Mask
 from neuron_autoport.hosts.vllm.moe import replace_experts
+from neuron_autoport.hosts.vllm.packed.layers import pack_linears
 from neuron_autoport.hosts.vllm.parallel import (
     Sharing,
     below,
@@ -36,12 +37,7 @@ from neuron_autoport.hosts.vllm.parallel import (
 )
 from neuron_autoport.hosts.vllm.places import step
 from neuron_autoport.hosts.vllm.reading import read_model
-from neuron_autoport.hosts.vllm.states import (
-    State,
-    host_states,
-    states_line,
-    states_of,
-)
+from neuron_autoport.hosts.vllm.states import State, host_states, states_line, states_of
 from neuron_autoport.hosts.vllm.written_out.interface import asks_interface
 from neuron_autoport.models.build import meta_model
 from neuron_autoport.pipeline import ProvedPort
@@ -239,6 +235,7 @@ class NeuronTransformersForCausalLM(NeuronTransformersMixin, CausalMixin):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         apply_head(self, self.proved)
+        pack_linears(self, self.model_config.dtype)
 
 
 class NeuronTransformersMoEForCausalLM(MoEMixin, NeuronTransformersMixin, CausalMixin):
@@ -247,6 +244,7 @@ class NeuronTransformersMoEForCausalLM(MoEMixin, NeuronTransformersMixin, Causal
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         apply_head(self, self.proved)
+        pack_linears(self, self.model_config.dtype)
 
     def recursive_replace(self) -> None:
         super(MoEMixin, self).recursive_replace()

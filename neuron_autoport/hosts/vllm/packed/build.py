@@ -1,0 +1,174 @@
+"""The kernel for packed weights: compiled once for a kind of CPU, checked, and kept in the cache.
+
+A file is kept under the digest of what it was made from, so that another source, torch or compiler makes another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from neuron_autoport.cache import cache_folder
+
+SETTING = "AUTOPORT_PACKED_WEIGHTS"
+_SOURCE = Path(__file__).with_name("linear.cpp")
+_NAME = "neuron_autoport::packed_linear"
+_LIBRARY = torch.library.Library("neuron_autoport", "FRAGMENT")
+# (outputs, inputs, rows): whole panels and parts of one, several pieces, few rows and many, one of each.
+_CHECKED = ((256, 64, 1), (96, 65, 9), (70, 4100, 20), (33, 3, 200), (1, 1, 1))
+
+
+class NoKernel(Exception):
+    """There is no such kernel here: why."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A kind of CPU. lanes: floats of a vector register. rows: whose sums with one panel fit into registers."""
+
+    architecture: str
+    features: tuple[str, ...]
+    lanes: int
+    rows: int
+
+    @property
+    def panel(self) -> int:
+        """Outputs of one panel of a packed weight."""
+        return 2 * self.lanes
+
+
+_AVX2 = ("avx2", "fma3", "bmi2", "f16c")
+LEVELS = (
+    Level("x86-64-v4", (*_AVX2, "avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"), 16, 12),
+    Level("x86-64-v3", _AVX2, 8, 6),
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The kernel of one level, ready to be called."""
+
+    level: Level
+    run: Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """[out, in] -> [panels, in, panel], an even number of panels, filled up with zeros."""
+        outputs, inputs = weight.shape
+        panels = self.panels(outputs)
+        filled = F.pad(weight, (0, 0, 0, panels * self.level.panel - outputs))
+        return filled.view(panels, self.level.panel, inputs).transpose(1, 2).contiguous()
+
+    def panels(self, outputs: int) -> int:
+        """As many as hold these outputs."""
+        return 2 * -(-outputs // (2 * self.level.panel))
+
+
+@functools.cache
+def kernel() -> Kernel:
+    """The kernel for this machine, from the cache or compiled now (some seconds).
+
+    Raises:
+        NoKernel: switched off, no CPU of a known level, no compiler, or the compiled code is wrong.
+    """
+    if os.environ.get(SETTING, "1").strip() == "0":
+        raise NoKernel(f"{SETTING} is 0")
+    level = level_of(torch.cpu.get_capabilities())
+    command = [*_compiler(), *_flags(level)]
+    kept = cache_folder("kernels") / f"packed_linear-{_digest(command)}.so"
+    if kept.is_file():
+        return _loaded(kept, level)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        made = Path(folder) / kept.name
+        _compile([*command, "-o", str(made)])
+        found = _loaded(made, level)
+        check(found)
+        made.replace(kept)
+    return found
+
+
+def level_of(capabilities: Mapping[str, Any]) -> Level:
+    """The first level whose features this CPU has all.
+
+    Raises:
+        NoKernel: it has those of none.
+    """
+    for level in LEVELS:
+        if all(capabilities.get(feature) for feature in level.features):
+            return level
+    name = capabilities.get("architecture", "this CPU")
+    raise NoKernel(f"{name} has neither AVX-512 nor AVX2 with FMA")
+
+
+def check(found: Kernel) -> None:
+    """Compare with float64, within the rounding of a sum in float32.
+
+    Raises:
+        NoKernel: an output is further away.
+    """
+    numbers = torch.Generator().manual_seed(0)
+    for outputs, inputs, rows in _CHECKED:
+        x, weight = (torch.randn(n, inputs, generator=numbers) for n in (rows, outputs))
+        bias = torch.randn(outputs, generator=numbers)
+        for added in (None, bias):
+            exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
+            made = found.run(x, found.pack(weight), outputs, added)
+            terms = x.abs().double() @ weight.abs().double().t() + bias.abs()
+            bound = (inputs + 1) * torch.finfo(torch.float32).eps * terms
+            if not ((made - exact).abs() <= bound).all():  # also where it is not a number
+                raise NoKernel(f"the compiled code is wrong for {rows} x {inputs} x {outputs}")
+
+
+def _compiler() -> list[str]:
+    """The command that torch.compile uses as well, with its words."""
+    words = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    if shutil.which(words[0]) is None:
+        raise NoKernel(f"there is no C++ compiler `{words[0]}`")
+    return words
+
+
+def _flags(level: Level) -> list[str]:
+    return [
+        "-std=c++20", "-O3", f"-march={level.architecture}", f"-DLANES={level.lanes}",
+        f"-DROWS={level.rows}", "-shared", "-fPIC", *(f"-I{p}" for p in include_paths()),
+        str(_SOURCE), *(f"-L{p}" for p in library_paths()), "-ltorch_cpu", "-ltorch",
+    ]  # fmt: skip
+
+
+def _digest(command: list[str]) -> str:
+    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False)
+    parts = (_SOURCE.read_text(encoding="utf-8"), torch.__version__, version.stdout, *command)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _compile(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise NoKernel(f"{command[0]} failed: {lines[0].strip()}")
+
+
+def _loaded(file: Path, level: Level) -> Kernel:
+    try:
+        torch.ops.load_library(file)
+    except OSError as error:
+        raise NoKernel(f"{file.name} cannot be loaded: {error.__cause__ or error}") from None
+    torch.library.register_fake(_NAME, _shape, lib=_LIBRARY)
+    return Kernel(level, torch.ops.neuron_autoport.packed_linear.default)
+
+
+def _shape(x: Tensor, packed: Tensor, out: int, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out))

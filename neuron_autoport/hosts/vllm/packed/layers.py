@@ -1,0 +1,101 @@
+"""vLLM's linear layers on packed weights.
+
+vLLM asks the `quant_method` of a layer to bring its loaded weight into the form it is run in; on CPUs its own method
+for weights as they are packs them for oneDNN. Ours packs them for our kernel, where that is made for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+from vllm.platforms import current_platform
+
+from neuron_autoport.hosts.vllm.packed.build import Kernel, NoKernel, kernel
+
+logger = init_logger("vllm.neuron_autoport")  # below vLLM's root, so that its lines are shown
+
+
+class PackedLinear(UnquantizedLinearMethod):
+    """x Wᵀ + b of a linear layer; the packed weight takes the place of W."""
+
+    supports_pre_processed_weights = False
+
+    def __init__(self, made: Kernel) -> None:
+        super().__init__()
+        self.kernel = made
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack the weight, unless vLLM has its own plan for the layer."""
+        if not fits(layer.weight, self.kernel) or getattr(layer, "_cpu_skip_gemm_dispatch", False):
+            super().process_weights_after_loading(layer)
+            return
+        layer.cpu_linear = _product(self.kernel, layer.weight)
+        layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+
+
+class PackedHead(UnquantizedEmbeddingMethod):
+    """x Wᵀ + b of the last linear map; W stays, an embedding may read it too."""
+
+    supports_pre_processed_weights = False
+
+    def __init__(self, made: Kernel) -> None:
+        self.kernel = made
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack a copy of the weight."""
+        if fits(layer.weight, self.kernel):
+            layer.cpu_linear = _product(self.kernel, layer.weight)
+        else:
+            super().process_weights_after_loading(layer)
+
+
+def usable_kernel(dtype: torch.dtype) -> Kernel | None:
+    """The kernel for the linear layers of a model of this dtype, or None: vLLM's own products. The log says why."""
+    if not current_platform.is_cpu() or current_platform.is_zen_cpu() or dtype != torch.float32:
+        return None
+    try:
+        return kernel()
+    except NoKernel as error:
+        logger.info_once(
+            f"autoport: linear layers run on vLLM's products, not on packed weights: {error}"
+        )
+        return None
+
+
+def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let the layers of a hosted model that are linear and not quantized pack their weights after loading."""
+    made = usable_kernel(dtype)
+    if made is None:
+        return
+    logger.info_once(f"autoport: linear layers run on packed weights ({made.level.architecture})")
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if type(method) is UnquantizedLinearMethod:
+            layer.quant_method = PackedLinear(made)
+        elif type(method) is UnquantizedEmbeddingMethod and isinstance(layer, ParallelLMHead):
+            layer.quant_method = PackedHead(made)
+
+
+def fits(weight: Tensor, made: Kernel) -> bool:
+    """Is the kernel made for this weight? A few outputs would be mostly filling."""
+    plain = weight.dim() == 2 and weight.dtype == torch.float32 and not weight.is_meta
+    return plain and weight.shape[0] >= 2 * made.level.panel and weight.shape[1] > 0
+
+
+def _product(made: Kernel, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """What vLLM calls in the place of F.linear."""
+    packed, outputs, run = made.pack(weight.detach()), weight.shape[0], made.run
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return run(x, packed, outputs, bias)
+
+    return product

@@ -1,0 +1,135 @@
+"""Which of vLLM's layers run on packed weights, and that they compute what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("vllm")
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+
+from neuron_autoport.hosts.vllm.compiled import _forward_of
+from neuron_autoport.hosts.vllm.packed import build
+from neuron_autoport.hosts.vllm.packed.build import LEVELS, Kernel
+from neuron_autoport.hosts.vllm.packed.layers import PackedHead, PackedLinear, pack_linears
+
+CAPABLE = [x for x in LEVELS if all(torch.cpu.get_capabilities().get(f) for f in x.features)]
+pytestmark = pytest.mark.skipif(not CAPABLE, reason="no CPU of a known level")
+
+
+class OwnMethod(UnquantizedLinearMethod):
+    """Somebody's own way to run a layer that is not quantized."""
+
+
+class Head(ParallelLMHead):
+    """The class without its ranks."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+def layer(method: Any, outputs: int = 96, made: nn.Module | None = None) -> Any:
+    module: Any = made if made is not None else nn.Module()
+    numbers = torch.Generator().manual_seed(outputs)
+    weight = nn.Parameter(torch.randn(outputs, 40, generator=numbers), requires_grad=False)
+    module.weight, module.quant_method = weight, method
+    return module
+
+
+def loaded(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """As vLLM has it after loading."""
+    pack_linears(model, dtype)
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if method is not None:
+            method.process_weights_after_loading(module)
+    return model
+
+
+@pytest.mark.parametrize("bias", [None, torch.arange(96.0)])
+def test_a_linear_layer(bias: Tensor | None) -> None:
+    linear = layer(UnquantizedLinearMethod())
+    weight, x = linear.weight.detach().clone(), torch.randn(2, 5, 40)
+    loaded(nn.ModuleList([linear]))
+    assert type(linear.quant_method) is PackedLinear
+    y = linear.quant_method.apply(linear, x, bias)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=1e-5)
+    assert linear.weight.numel() == 0  # one copy of it is kept, the packed one
+
+
+def test_the_head_keeps_its_weight_for_the_embedding() -> None:
+    head = layer(UnquantizedEmbeddingMethod(), outputs=200, made=Head())
+    weight, x = head.weight.detach().clone(), torch.randn(3, 40)
+    loaded(nn.ModuleList([head]))
+    assert type(head.quant_method) is PackedHead
+    exact = x.double() @ weight.double().t()
+    torch.testing.assert_close(
+        head.quant_method.apply(head, x).double(), exact, rtol=1e-6, atol=1e-5
+    )
+    assert torch.equal(head.quant_method.embedding(head, torch.tensor([7])), weight[[7]])
+
+
+def test_a_layer_too_narrow_for_a_panel_runs_as_vllm_runs_it() -> None:
+    router = layer(UnquantizedLinearMethod(), outputs=8)
+    weight, x = router.weight.detach().clone(), torch.randn(5, 40)
+    loaded(nn.ModuleList([router]))
+    torch.testing.assert_close(router.quant_method.apply(router, x), x @ weight.t())
+
+
+def test_a_layer_that_vllm_has_other_plans_for_runs_as_vllm_runs_it() -> None:
+    """It reads the weight of this one elsewhere."""
+    linear = layer(UnquantizedLinearMethod())
+    linear._cpu_skip_gemm_dispatch = True
+    loaded(nn.ModuleList([linear]))
+    assert linear.cpu_linear is F.linear and linear.weight.shape == (96, 40)
+
+
+@pytest.mark.parametrize(
+    "method", [OwnMethod(), UnquantizedEmbeddingMethod()], ids=["own method", "an embedding"]
+)
+def test_other_layers_are_left_alone(method: Any) -> None:
+    other = layer(method)
+    pack_linears(nn.ModuleList([other]), torch.float32)
+    assert other.quant_method is method
+
+
+def test_other_dtypes_are_left_alone() -> None:
+    method = UnquantizedLinearMethod()
+    linear = layer(method)
+    pack_linears(nn.ModuleList([linear]), torch.bfloat16)
+    assert linear.quant_method is method
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    build.kernel.cache_clear()
+    monkeypatch.setenv(build.SETTING, "0")
+    yield
+    build.kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("without")
+def test_switched_off_nothing_is_packed() -> None:
+    method = UnquantizedLinearMethod()
+    linear = layer(method)
+    pack_linears(nn.ModuleList([linear]), torch.float32)
+    assert linear.quant_method is method
+
+
+def test_compiled_code_of_one_kernel_is_not_read_by_another() -> None:
+    """vLLM keeps compiled code under the name of this function."""
+    proved: Any = SimpleNamespace(generated=SimpleNamespace(text="class Rewritten: ..."))
+    new, old = (Kernel(level, lambda *_: torch.empty(0)) for level in LEVELS)
+    names = [_forward_of(proved, made).__qualname__ for made in (None, new, old, new)]
+    assert len(set(names)) == 3 and names[1] == names[3]
