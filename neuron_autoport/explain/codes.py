@@ -236,7 +236,8 @@ CODE_HELP: dict[str, CodeHelp] = {
     ),
     "AP412": CodeHelp(
         "vLLM builds the base model of a decoder-only text model and one linear layer for its logits, with a factor "
-        "and a soft-cap. transformers must have a causal language model of the configuration's type. Between its "
+        "and a soft-cap. transformers must list a causal language model for the configuration's type, or the "
+        "checkpoint name one in `architectures` that is for just this configuration. Between its "
         "base model and that layer only modules of one input each may stand, which work on every row by itself.",
         (
             "name the checkpoint of a causal language model; `autoport inspect MODEL` says what it is",

@@ -10,12 +10,16 @@ from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from neuron_autoport.errors import ModelError
+from neuron_autoport.models.unlisted import list_named
 
 CAUSAL_AUTO = "AutoModelForCausalLM"
 
 
 def architecture_of(config: PretrainedConfig, model: str, trust_remote_code: bool) -> str:
-    """Class name of the causal language model, as AutoModelForCausalLM would choose it."""
+    """Class name of the causal language model, as AutoModelForCausalLM would choose it.
+
+    One that it does not list, but the checkpoint names, is listed there: see `unlisted.py`.
+    """
     if config.is_encoder_decoder:
         raise ModelError(
             f"`{config.model_type}` is an encoder-decoder; only decoder-only models are ported.",
@@ -28,6 +32,9 @@ def architecture_of(config: PretrainedConfig, model: str, trust_remote_code: boo
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if isinstance(name, str):
         return name
+    named = list_named(config)
+    if named is not None:
+        return named
     if CAUSAL_AUTO in auto_map:
         raise ModelError(
             f"The causal language model of `{config.model_type}` comes as code with the model.",

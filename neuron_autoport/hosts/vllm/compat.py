@@ -175,10 +175,6 @@ def check_model(model_config: Any) -> ModelSource:
     if config is not config.get_text_config():
         what = f"AP412: `{config.model_type}` is multimodal; only text models are served"
         raise HostError(what, where, f"vllm serve {where} --model-impl auto")
-    for field in ("num_hidden_layers", "hidden_size"):
-        if not hasattr(config, field):
-            what = f"AP412: `{config.model_type}` has no `{field}`, by which vLLM's backend builds"
-            raise HostError(what, where, "autoport explain AP412")
     try:
         return source_of_config(
             config, where, trust_remote_code=bool(model_config.trust_remote_code)

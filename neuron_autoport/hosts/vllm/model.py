@@ -17,6 +17,7 @@ from neuron_autoport.hosts.vllm import turns
 from neuron_autoport.hosts.vllm.alone import Alone, Requests, check_settings, host_requests
 from neuron_autoport.hosts.vllm.attention import INTERFACE, make_attention
 from neuron_autoport.hosts.vllm.attention_facts import Facts, read_attention
+from neuron_autoport.hosts.vllm.building import fit_backend, keep_own_names
 from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
 from neuron_autoport.hosts.vllm.compat import check_model, check_version, with_fusers
 from neuron_autoport.hosts.vllm.compiled import compile_decoder, keep_tables, share_code
@@ -67,6 +68,7 @@ class NeuronTransformersMixin(Base):
         # the small models of the proof and of the masks must run as transformers has them.
         check_version()
         found = read_model(check_model(self.model_config))
+        fit_backend(self.config, found, str(self.model_config.model))
         self.proved, self.prepare = found.proved, found.source.prepare
         self.masks, self.small_config = found.masks, found.small_config
         self.continued, self.head_names, self.alone = found.continued, {}, found.alone
@@ -126,6 +128,7 @@ class NeuronTransformersMixin(Base):
         self.checkpoint = Checkpoint(self.model, str(self.model_config.model))
         self.loading = Loading(self.model)
         super()._create_hf_to_vllm_mapper()
+        keep_own_names(self)
 
     def load_weights(self, weights: Weights) -> set[str]:
         """As vLLM's backend does, but of a checkpoint that lacks nothing and fits."""

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 from neuron_autoport.hosts.vllm import alone
 from neuron_autoport.hosts.vllm.alone import Alone, Requests, check_settings, size_of_request
 from neuron_autoport.hosts.vllm.alone_proof import choose, prove_alone
-from neuron_autoport.hosts.vllm.compat import HostError, Refused, check_model
+from neuron_autoport.hosts.vllm.compat import HostError, Refused
 from neuron_autoport.hosts.vllm.reading import read_model
 from neuron_autoport.models.source import source_of_config
 from neuron_autoport.models.tiny import tiny_config
@@ -317,14 +317,6 @@ def test_the_line_of_the_log() -> None:
 def test_a_cache_of_unknown_size_is_counted() -> None:
     requests = Requests(Alone("why", several=True), at_once=1, longest=16, size=None)
     assert requests.get_kv_cache_spec(None).page_size_bytes == 2**24
-
-
-def test_a_configuration_without_the_fields_vllm_builds_by_is_refused() -> None:
-    asked = SimpleNamespace(
-        hf_config=CONFIG_MAPPING["blt"](), model="folder", trust_remote_code=False
-    )
-    with pytest.raises(HostError, match="AP412: `blt` has no `num_hidden_layers`"):
-        check_model(asked)
 
 
 def test_bytes_of_a_request() -> None:
