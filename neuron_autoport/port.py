@@ -23,7 +23,7 @@ from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.roots import RulesByRoot
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.attention import TRACE_ATTENTION
-from neuron_autoport.trace.members import modules_in
+from neuron_autoport.trace.members import Names
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.tracer import trace_model
 
@@ -85,8 +85,8 @@ def port_model(
     rules = tuple(rules)
     models = _Models(source)
     started = time.perf_counter()
-    model, trace = _trace(models)
-    trace, tokens = _longer(model, trace)
+    model, names, trace = _trace(models)
+    trace, tokens = _longer(model, names, trace)
     traced = time.perf_counter()
     port = replace(plan_trace(model, trace, rules, without=without), tokens=BATCH * tokens)
     planned = time.perf_counter()
@@ -119,44 +119,46 @@ class _Models:
         return self.built[attempt]
 
 
-def _trace(models: _Models) -> tuple[nn.Module, ModuleTrace]:
+def _trace(models: _Models) -> tuple[nn.Module, Names, ModuleTrace]:
     """The model as built for the attempt with the fewest ends, and its trace; values only if need be."""
-    best: tuple[int, nn.Module, ModuleTrace] | None = None
+    best: tuple[int, nn.Module, Names, ModuleTrace] | None = None
     first = models.of(_ATTEMPTS[0])
     for with_values in (False, True):
         for attempt in _ATTEMPTS:
             if attempt[1] and not getattr(first, "_keep_in_fp32_modules_strict", None):
                 continue
             model = models.of(attempt)
-            trace = trace_model(model, (), example_inputs(), with_values=with_values)
+            names = Names(model)
+            trace = trace_model(model, (), example_inputs(), with_values=with_values, names=names)
             ends = _ends(trace)
             if best is None or ends < best[0]:
-                best = (ends, model, trace)
+                best = (ends, model, names, trace)
             if not ends:
-                return model, trace
+                return model, names, trace
     assert best is not None
     return best[1:]
 
 
-def _longer(model: nn.Module, trace: ModuleTrace) -> tuple[ModuleTrace, int]:
+def _longer(model: nn.Module, names: Names, trace: ModuleTrace) -> tuple[ModuleTrace, int]:
     """The trace of a long prompt instead, if more of the model runs in it; and the length of the prompt."""
-    before = _idle(model, trace)
+    names = names if names.current else Names(model)
+    before = _idle(names, trace)
     if not before or _ends(trace):
         return trace, TOKENS
     again = trace_model(
         model, (), example_inputs(LONG_TOKENS), with_values=trace.answers is not None
     )
-    if _ends(again) or not _idle(model, again) < before:
+    if _ends(again) or not _idle(names, again) < before:
         return trace, TOKENS
     return again, LONG_TOKENS
 
 
-def _idle(model: nn.Module, trace: ModuleTrace) -> set[str]:
+def _idle(names: Names, trace: ModuleTrace) -> set[str]:
     """Modules of the model's own with parameters that did not run though what holds them did."""
     ran = {path for path, _ in trace.walk()}
     return {
         path
-        for path, module in modules_in(model)
+        for path, module in zip(names.paths.values(), names.modules, strict=True)
         if path not in ran
         and path.rpartition(".")[0] in ran
         and not type(module).__module__.startswith("torch.")  # those are leaves, traced by nobody

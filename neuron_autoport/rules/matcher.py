@@ -13,7 +13,7 @@ from typing import Any
 
 from neuron_autoport.rules.cuts import cut_of
 from neuron_autoport.rules.match import NOTHING, Found, Match, NearMiss
-from neuron_autoport.rules.pattern import Statement
+from neuron_autoport.rules.pattern import ModulePattern, Statement
 from neuron_autoport.rules.roles import NO_ROLES, Roles
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.rules.values import Values
@@ -96,6 +96,10 @@ class _Search:
         if match.steps:
             others = (op for op in self.graph.ops if op.name not in roots and op not in taken)
             found = sorted([*found, *islice(others, 1)], key=lambda op: op.index)
+        elif isinstance(
+            self.statements[index].pattern, ModulePattern
+        ):  # a layer is called with keywords
+            found = [op for op in found if not op.attrs.get("kwargs")]
         return [op for op in found if op not in taken] if taken else found
 
     def slices(self, statement: Statement, match: Match, places: list[Op]) -> Iterator[Match]:

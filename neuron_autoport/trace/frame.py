@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
-from neuron_autoport.trace.members import names_below
+from neuron_autoport.trace.members import Names
 from neuron_autoport.trace.module_trace import ChildCall
 from neuron_autoport.trace.spans import running_spans
 
@@ -25,15 +26,18 @@ def forward_code(module: nn.Module) -> Any:
 
 
 class Frame:
-    """The recording of one module's forward."""
+    """The recording of one module's forward.
 
-    def __init__(self, root: nn.Module) -> None:
+    names: of the module, or of one that it is below; prefix: what its own paths begin with there.
+    """
+
+    def __init__(self, root: nn.Module, names: Names | None = None, prefix: str = "") -> None:
         self.root = root
+        self.names, self.prefix = names or Names(root), prefix
         self.code = forward_code(root)
         self.graph = fx.Graph()
         self.nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
         self.children: list[ChildCall] = []
-        self.paths, self.states = names_below(root)
         self.assumed: list[str] = []
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
@@ -41,17 +45,48 @@ class Frame:
         known = self.nodes.get(id(tensor))
         if known is not None:
             return known[0]
-        if id(tensor) in self.states:
+        state = self.state_of(tensor)
+        if state is not None:
             with _quiet_get_attr():
-                node = self.graph.get_attr(self.states[id(tensor)])
+                node = self.graph.get_attr(state)
         else:
             node = self.graph.create_node("call_function", constant_tensor, (), {})
         self.bind(node, tensor)
         return node
 
+    def path_of(self, module: nn.Module) -> str | None:
+        """Path of a module below this one."""
+        return self.names.path_of(module, self.prefix)
+
+    def state_of(self, tensor: torch.Tensor) -> str | None:
+        """Path of a parameter or buffer of this module or of one below it."""
+        return self.names.state_of(tensor, self.prefix)
+
     def bind(self, node: fx.Node, tensor: torch.Tensor) -> None:
         node.meta["val"] = tensor
         self.nodes[id(tensor)] = (node, tensor)
+
+    def bind_inputs(self, args: Any, kwargs: Any) -> tuple[str, ...]:
+        """Placeholders for every tensor argument, named as in the signature."""
+        signature = inspect.signature(inspect.unwrap(type(self.root).forward))
+        try:
+            given = signature.bind(self.root, *args, **kwargs).arguments
+        except TypeError:
+            given = {f"arg{i}": a for i, a in enumerate(args)} | kwargs
+        names = []
+        for name, value in list(given.items())[1:]:
+            parts = value.items() if isinstance(value, dict) else [(None, value)]
+            for key, part in parts:
+                label = name if key is None else str(key)
+                for i, tensor in enumerate(pytree.tree_leaves(part)):
+                    if not isinstance(tensor, torch.Tensor) or self.state_of(tensor) is not None:
+                        continue
+                    whole = tensor is part
+                    node = self.graph.placeholder(label if whole else f"{label}_{i}")
+                    node.meta.update(spans=(), inplace=False, source=label if whole else None)
+                    self.bind(node, tensor)
+                    names.append(node.name)
+        return tuple(names)
 
     def record(
         self, op: str, target: Any, args: Any, kwargs: Any, result: Any, written: Any = ()
@@ -63,7 +98,8 @@ class Frame:
         """
         args, kwargs = (_map(self._or_node, a) for a in (args, kwargs))
         before = tuple(self.node_of(t) for t in written)
-        node = self.graph.create_node(op, target, tuple(args), dict(kwargs))
+        node = self.graph.create_node(op, target)
+        node.args, node.kwargs = tuple(args), dict(kwargs)  # `create_node` looks at each part first
         node.meta["spans"] = running_spans(self.code)
         node.meta.update(inplace=bool(before), written=before)
         if isinstance(result, torch.Tensor):
@@ -120,6 +156,10 @@ def _quiet_get_attr() -> Iterator[None]:
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    if value is None or value is False or value is True:
+        return value
+    if isinstance(value, torch.Tensor):
+        return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return tuple(_map(function, v) for v in value)
     if isinstance(value, list | tuple):

@@ -11,12 +11,14 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Read by `nn.Module` itself on every call; they say nothing of the computation.
 _MACHINERY = {"gradient_checkpointing", *dir(nn.Module()), *vars(nn.Module())}
 
@@ -45,14 +47,80 @@ def _picture_of(kind: type) -> Callable[[Any], Any]:
 
 
 def _module(value: nn.Module) -> Any:
-    """Iterating a container of modules is seen by no attribute read: its children count."""
+    """Iterating a container of modules is seen by no attribute read: its children count, and theirs if they contain."""
     below = value._modules
-    return ("module", type(value), tuple((n, type(c)) for n, c in below.items()) if below else ())
+    if not below:
+        return ("module", type(value), ())
+    named = ((n, _module(c) if isinstance(c, _CONTAINERS) else type(c)) for n, c in below.items())
+    return ("module", type(value), tuple(named))
 
 
 def _partial(value: functools.partial[Any]) -> Any:
     keywords = tuple(sorted((k, snapshot(v)) for k, v in value.keywords.items()))
     return ("partial", snapshot(value.func), snapshot(value.args), keywords)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What was read of a module of one class, in a form that is quick to compare with other modules of it.
+
+    tensors: name, shape and dtype of those that are no attribute of the class. others: name and picture of the
+    rest, and whether they are none either.
+    """
+
+    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    others: tuple[tuple[str, Any, bool], ...]
+
+    @staticmethod
+    def of(cls: type[nn.Module], reads: dict[str, Any]) -> Expected:
+        by_dict = cls.__getattribute__ is object.__getattribute__
+        by_dict = by_dict and cls.__getattr__ is nn.Module.__getattr__
+        of_instance = {name: by_dict and not hasattr(cls, name) for name in reads}
+        tensors = {
+            name: seen
+            for name, seen in reads.items()
+            if of_instance[name] and seen.__class__ is tuple and seen[0] == "tensor"
+        }
+        others = {name: seen for name, seen in reads.items() if name not in tensors}
+        return Expected(
+            tuple((name, seen[1], seen[2]) for name, seen in tensors.items()),
+            tuple((name, seen, of_instance[name]) for name, seen in others.items()),
+        )
+
+    def holds_for(self, module: nn.Module) -> bool:
+        """Has `module` the same values? Found where `getattr` finds them, and seldom pictured again."""
+        own = module.__dict__
+        parameters = own["_parameters"]
+        for name, shape, dtype in self.tensors:
+            value = parameters.get(name) if name not in own else None
+            value = _found(own, name) if value is None else value
+            if not issubclass(type(value), torch.Tensor):
+                return False
+            if value.dtype != dtype or value.shape != shape:
+                return False
+        for name, seen, of_instance in self.others:
+            value = _found(own, name) if of_instance else getattr(module, name, None)
+            if value is not seen and not _pictured(value, seen):
+                return False
+        return True
+
+
+def _found(own: dict[str, Any], name: str) -> Any:
+    """As `getattr` with None, of a module that has these attributes, where its class has none of that name."""
+    if name in own:
+        return own[name]
+    for members in (own["_parameters"], own["_buffers"]):
+        if name in members:
+            return members[name]
+    return own["_modules"].get(name)
+
+
+def _pictured(value: Any, seen: Any) -> bool:
+    """Is `seen` the picture of `value`? A module without children needs none to tell."""
+    if seen.__class__ is tuple and seen[0] == "module" and type(value) is seen[1]:
+        below = value.__dict__["_modules"]
+        return len(below) == len(seen[2]) and (not below or bool(_module(value) == seen))
+    return bool(snapshot(value) == seen)
 
 
 def _watching_class(cls: Any) -> type[nn.Module]:
@@ -121,11 +189,12 @@ def input_signature(args: Any, kwargs: Any) -> Any:
 
 
 def _hashable(value: Any, seen: dict[int, int]) -> Any:
+    if value is None or value is False or value is True:  # most often; those are plain values, too
+        return repr(value)
     if isinstance(value, torch.Tensor):
-        number = seen.setdefault(id(value), len(seen))
-        return ("tensor", number, tuple(value.shape), value.dtype)
+        return ("tensor", seen.setdefault(id(value), len(seen)), value.shape, value.dtype)
     if isinstance(value, list | tuple):
-        return tuple(_hashable(v, seen) for v in value)
+        return tuple([_hashable(v, seen) for v in value])
     if isinstance(value, dict):
         return ("dict", *((repr(k), _hashable(v, seen)) for k, v in value.items()))
     return repr(value) if isinstance(value, _PLAIN) else type(value).__name__

@@ -2,41 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
+
+
+class Names:
+    """Paths of a module and of those below it, and of their parameters and buffers, by identity.
+
+    One in several places has the path that torch gives it: of modules the first, of states the first of a
+    parameter, else of a buffer. paths: in the order of `modules`, which is that of `named_modules`.
+    tree: is no module in two places? current: False once something was registered while `watched`.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.modules: list[nn.Module] = [root]
+        self.paths: dict[int, str] = {id(root): ""}
+        self.tree, self.current = True, True
+        self._states: dict[int, str] = {}
+        self._tied: list[tuple[int, str]] = []  # every other place of a state, in order
+        buffers: list[tuple[int, str]] = []
+        self._visit(root, "", buffers)
+        for key, path in buffers:
+            self._place(key, path)
+
+    def _visit(self, module: nn.Module, before: str, buffers: list[tuple[int, str]]) -> None:
+        own = module.__dict__
+        for name, tensor in own["_parameters"].items():
+            if tensor is not None:
+                self._place(id(tensor), before + name)
+        if own["_buffers"]:
+            named = own["_buffers"].items()
+            buffers += [(id(tensor), before + name) for name, tensor in named if tensor is not None]
+        for name, child in own["_modules"].items():
+            if child is None:
+                continue
+            if id(child) in self.paths:
+                self.tree = False
+                continue
+            path = self.paths[id(child)] = before + name
+            self.modules.append(child)
+            self._visit(child, f"{path}.", buffers)
+
+    def _place(self, key: int, path: str) -> None:
+        if self._states.setdefault(key, path) is not path:
+            self._tied.append((key, path))
+
+    def path_of(self, module: nn.Module, prefix: str = "") -> str | None:
+        """Path of a module below the one whose paths begin with `prefix`; None if it is not there."""
+        path = self.paths.get(id(module))
+        return path[len(prefix) :] if path and path.startswith(prefix) else None
+
+    def state_of(self, tensor: torch.Tensor, prefix: str = "") -> str | None:
+        """The same of a parameter or buffer."""
+        path = self._states.get(id(tensor))
+        if path is None or path.startswith(prefix):
+            return path[len(prefix) :] if path else None
+        places = (p for key, p in self._tied if key == id(tensor) and p.startswith(prefix))
+        path = next(places, None)
+        return path[len(prefix) :] if path else None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While open, anything that one of the modules registers makes these names old."""
+
+        def registered(owner: nn.Module, *_: Any) -> None:
+            if id(owner) in self.paths:  # `layers[:n]` is a new list of the same modules
+                self.current = False
+
+        hooks = (
+            torch_module.register_module_parameter_registration_hook(registered),
+            torch_module.register_module_buffer_registration_hook(registered),
+            torch_module.register_module_module_registration_hook(registered),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def modules_in(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """As `named_modules`: `root` under the empty path, then all below it; one in two places by the first of them."""
-    found: list[tuple[str, nn.Module]] = []
-    seen: set[int] = set()
-    todo = [("", root)]
-    while todo:
-        path, module = todo.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        found.append((path, module))
-        if module._modules:
-            before = f"{path}." if path else ""
-            below = [(before + name, m) for name, m in module._modules.items() if m is not None]
-            todo += reversed(below)
+    names = Names(root)
+    return list(zip(names.paths.values(), names.modules, strict=True))
+
+
+def module_at(root: nn.Module, path: str) -> nn.Module | None:
+    """As `get_submodule`, but None if there is nothing."""
+    found: nn.Module | None = root
+    for name in path.split("."):
+        found = found._modules.get(name) if found is not None else None
     return found
-
-
-def names_below(root: nn.Module) -> tuple[dict[int, str], dict[int, str]]:
-    """Paths of the modules below `root`, and of their parameters and buffers and its own, by identity."""
-    modules = modules_in(root)
-    paths = {id(module): path for path, module in modules[1:]}
-    states: dict[int, str] = {}
-    for members in ("_parameters", "_buffers"):
-        for path, module in modules:
-            for name, tensor in getattr(module, members).items():
-                if tensor is not None:
-                    states.setdefault(id(tensor), f"{path}.{name}" if path else name)
-    return paths, states
-
-
-def module_at(root: nn.Module, path: str) -> nn.Module:
-    """As `get_submodule`."""
-    found = root._modules.get(path)
-    return found if found is not None else root.get_submodule(path)

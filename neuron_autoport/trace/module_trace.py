@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from neuron_autoport.trace.guards import snapshot
+from neuron_autoport.trace.guards import Expected
 from neuron_autoport.trace.members import module_at
 
 
@@ -59,11 +59,25 @@ class ModuleTrace:
         """Would tracing `module` give this same trace? True if all that was read is equal there."""
         if type(module) is not self.module_class:
             return False
-        for name, seen in self.reads.items():
-            value = getattr(module, name, None)
-            if value is not seen and snapshot(value) != seen:
+        if not self._expected.holds_for(module):
+            return False
+        below = module._modules
+        for path, trace in self._distinct:
+            child = below.get(path)
+            if child is None:  # of a list, say
+                child = module_at(module, path)
+            if child is None or not trace.holds_for(child):
                 return False
-        return all(c.trace.holds_for(module_at(module, c.path)) for c in self.children)
+        return True
+
+    @cached_property
+    def _expected(self) -> Expected:
+        return Expected.of(self.module_class, self.reads)
+
+    @cached_property
+    def _distinct(self) -> tuple[tuple[str, ModuleTrace], ...]:
+        """The children's traces by path, of several calls in one way a single one."""
+        return tuple(dict.fromkeys((c.path, c.trace) for c in self.children))
 
     def walk(self) -> tuple[tuple[str, ModuleTrace], ...]:
         """This trace and all below it, each call by its dotted path."""

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from neuron_autoport.trace.frame import Frame
 from neuron_autoport.trace.guards import input_signature, watch_reads
+from neuron_autoport.trace.members import Names
 from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd
 from neuron_autoport.trace.spans import running_spans, running_where
 from neuron_autoport.trace.values import NoValue, Values
@@ -55,12 +56,12 @@ class CannotAnswer(Exception):
 class Session(TorchFunctionMode):
     """One run of a model under observation.
 
-    values: None, or the values that stand in where a forward asks for one.
+    names: of what is below the model. values: None, or what stands in where a forward asks for a value.
     """
 
-    def __init__(self, values: Values | None = None) -> None:
+    def __init__(self, names: Names, values: Values | None = None) -> None:
         super().__init__()
-        self.values = values
+        self.names, self.values = names, values
         self.stack: list[Frame] = []
         self.cache: dict[Any, list[ModuleTrace]] = {}
 
@@ -123,7 +124,7 @@ class Session(TorchFunctionMode):
     def call_module(self, module: nn.Module, args: Any, kwargs: Any, call: Any) -> Any:
         """A module was called: a leaf if it belongs to the module being traced, else inlined."""
         frame = self.stack[-1]
-        path = frame.paths.get(id(module))
+        path = frame.path_of(module)
         if path is None or module is frame.root:
             return call(module, *args, **kwargs)
         trace = self.trace(module, args, kwargs, call)
@@ -149,10 +150,25 @@ class Session(TorchFunctionMode):
         self.cache[key].append(made)
         return made
 
+    def _frame(self, module: nn.Module) -> Frame:
+        """A frame that looks names up in the session's while they are what a look at the module would find.
+
+        So do the model's and, in it, those of first calls: of its base, most often, which is nearly as large.
+        """
+        if not self.names.current:
+            return Frame(module)
+        if not self.stack:
+            return Frame(module, self.names)
+        caller = self.stack[-1]
+        path = caller.path_of(module)
+        if path is None or caller.names is not self.names or caller.children or not self.names.tree:
+            return Frame(module)
+        return Frame(module, self.names, f"{caller.prefix}{path}.")
+
     def _record(self, module: nn.Module, args: Any, kwargs: Any, call: Any) -> ModuleTrace:
-        frame = Frame(module)
+        frame = self._frame(module)
         args, kwargs = _told_apart(args, kwargs, self.fresh)
-        inputs = _bind_inputs(frame, module, args, kwargs)
+        inputs = frame.bind_inputs(args, kwargs)
         self.stack.append(frame)
         result, end = None, None
         versions = versions_of(args, kwargs)
@@ -240,31 +256,13 @@ def _told_apart(args: Any, kwargs: Any, fresh: Callable[..., Any]) -> tuple[Any,
     return pytree.tree_map_only(torch.Tensor, other, (args, kwargs))
 
 
-def _bind_inputs(frame: Frame, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, ...]:
-    """Placeholders for every tensor argument, named as in the signature."""
-    signature = inspect.signature(inspect.unwrap(type(module).forward))
-    try:
-        given = signature.bind(module, *args, **kwargs).arguments
-    except TypeError:
-        given = {f"arg{i}": a for i, a in enumerate(args)} | kwargs
-    names = []
-    for name, value in list(given.items())[1:]:
-        parts = value.items() if isinstance(value, dict) else [(None, value)]
-        for key, part in parts:
-            label = name if key is None else str(key)
-            for i, tensor in enumerate(pytree.tree_leaves(part)):
-                if not isinstance(tensor, torch.Tensor) or id(tensor) in frame.states:
-                    continue
-                whole = tensor is part
-                node = frame.graph.placeholder(label if whole else f"{label}_{i}")
-                node.meta.update(spans=(), inplace=False, source=label if whole else None)
-                frame.bind(node, tensor)
-                names.append(node.name)
-    return tuple(names)
-
-
 def trace_model(
-    module: nn.Module, args: Any = (), kwargs: Any = None, *, with_values: bool = False
+    module: nn.Module,
+    args: Any = (),
+    kwargs: Any = None,
+    *,
+    with_values: bool = False,
+    names: Names | None = None,
 ) -> ModuleTrace:
     """Trace `module` called with these arguments, and every module it calls.
 
@@ -272,6 +270,7 @@ def trace_model(
         module: a module with parameters on the meta device.
         args, kwargs: what to call it with; tensors on the meta device.
         with_values: where a value is asked for, answer with one made up (`values.py`).
+        names: of `module`, if they are known.
 
     Returns:
         The trace of `module`; those of its children hang from it. `end` says why one is not whole.
@@ -281,7 +280,9 @@ def trace_model(
     for tensor in tensors_in(args, kwargs or {}):
         if values is not None and tensor.dtype is torch.long:
             values.give_ids(tensor)
-    session = Session(values)
+    if names is None or not names.current:
+        names = Names(module)
+    session = Session(names, values)
     original = nn.Module.__call__
 
     def observed(self: nn.Module, *a: Any, **k: Any) -> Any:
@@ -290,7 +291,7 @@ def trace_model(
     previous, _session = _session, session
     nn.Module.__call__ = observed  # type: ignore[method-assign]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), session:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), names.watched(), session:
             return session.trace(module, args, kwargs or {}, original)
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]

@@ -284,18 +284,3 @@ def test_text(rules: str, start: str, before: str, after: str) -> None:
     # The new text is the function alone: a helper after it in the class stays where it is.
     assert textwrap.dedent(new).strip("\n") == textwrap.dedent(after).strip("\n")
     assert proof_of(cls, plan).passed
-
-
-@pytest.mark.parametrize("spelling", ["F.relu", "torch.nn.functional.relu", "nn.functional.relu"])
-def test_a_module_before_the_dot_is_no_operand(spelling: str) -> None:
-    """The activation is not part of the product's line, so its operand is put there by its text."""
-    cls = zoo_class(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.a, self.b = nn.Linear(W, I), nn.Linear(W, I)\n\n"
-        f"    def forward(self, x):\n        h = {spelling}(self.a(x))\n        return self.b(x) * (h * h)\n"
-    )
-    plan = plan_of(cls)
-    assert [s.rule.name for s in plan.sites] == ["stacked_pair", "act_and_mul"]
-    text = str(plan.new_source())
-    assert "h = a_\n" in text and "NK.act_and_mul(h, b_, 'relu2')" in text
-    assert proof_of(cls, plan).passed

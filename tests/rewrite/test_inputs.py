@@ -120,3 +120,18 @@ def test_a_line_that_does_more() -> None:
     plan = plan_of(zoo_class(source(before)))
     refused = [r.code for r in plan.refusals if r.rule == "qk_norm_rope_heads_first"]
     assert refused == ["AP207"]
+
+
+@pytest.mark.parametrize("spelling", ["F.relu", "torch.nn.functional.relu", "nn.functional.relu"])
+def test_a_module_before_the_dot_is_no_operand(spelling: str) -> None:
+    """The activation is not part of the product's line, so its operand is put there by its text."""
+    cls = zoo_class(
+        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(W, I), nn.Linear(W, I)\n\n"
+        f"    def forward(self, x):\n        h = {spelling}(self.a(x))\n        return self.b(x) * (h * h)\n"
+    )
+    plan = plan_of(cls)
+    assert [s.rule.name for s in plan.sites] == ["stacked_pair", "act_and_mul"]
+    text = str(plan.new_source())
+    assert "h = a_\n" in text and "NK.act_and_mul(h, b_, 'relu2')" in text
+    assert proof_of(cls, plan).passed

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from neuron_autoport.rewrite.plan import plan_class
 from neuron_autoport.rules.library import load_rules
-from neuron_autoport.trace.guards import input_signature
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.tracer import active_session, trace_model
 from tests.helpers import meta_instance, trace_of, zoo_class
@@ -186,118 +183,6 @@ def test_a_child_found_again_is_still_known_to_write() -> None:
     writing = [n for n in trace.graph.nodes if n.op == "call_module"]
     assert len({id(c.trace) for c in trace.children}) == 1
     assert [bool(n.meta["inplace"]) for n in writing] == [True, True]
-
-
-PAIR = """
-class Layer(nn.Module):
-    def __init__(self, {args}):
-        super().__init__()
-        self.layer_idx = idx
-        {init}
-
-    def forward(self, x):
-        {body}
-
-class Stack(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = {a}, {b}
-
-    def forward(self, x):
-        return self.b(self.a(x))
-"""
-
-
-@pytest.mark.parametrize(
-    ("init", "body", "a", "b", "same"),
-    [
-        ("self.n = n", "return x * self.n", "Layer(0, 2)", "Layer(1, 2)", True),
-        ("self.n = n", "return x * self.n", "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self._n = n", "return x * self._n", "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self.n = n", "return x * 2", "Layer(0, 2)", "Layer(1, 3)", True),
-        ("self.n = [n]", "return x * self.n[0]", "Layer(0, 2)", "Layer(1, 2)", True),
-        ("self.n = [n]", "return x * self.n[0]", "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self.n = {'k': n}", "return x * self.n['k']", "Layer(0, 2)", "Layer(1, 2)", True),
-        ("self.n = {'k': n}", "return x * self.n['k']", "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self.n = {'k': [nn.ReLU, n]}", "return x * self.n['k'][1]",
-         "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self.n = None if n == 2 else n", "return x if self.n is None else x * 2",
-         "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self.n = nn.Parameter(torch.ones(n, W))", "return x * self.n.sum()",
-         "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self.n = nn.Linear(W, W, bias=n == 2)", "return self.n(x)",
-         "Layer(0, 2)", "Layer(1, 3)", False),
-        ("self.n = nn.ModuleList([nn.SiLU()] * n)", "for f in self.n: x = f(x)\n        return x",
-         "Layer(0, 1)", "Layer(1, 2)", False),
-        ("self.n = nn.ModuleList([nn.SiLU()] * n)", "for f in self.n: x = f(x)\n        return x",
-         "Layer(0, 2)", "Layer(1, 2)", True),
-        ("self.n = nn.SiLU() if n == 2 else nn.Tanh()", "return self.n(x)",
-         "Layer(0, 2)", "Layer(1, 3)", False),
-    ],
-)  # fmt: skip
-def test_layers_share_a_trace_if_all_they_read_is_equal(
-    init: str, body: str, a: str, b: str, same: bool
-) -> None:
-    cls = zoo_class(PAIR.format(args="idx, n", init=init, body=body, a=a, b=b))
-    module = meta_instance(cls)
-    trace = trace_model(module, (torch.empty(2, 7, 16, device="meta", dtype=torch.bfloat16),))
-    first, second = (c.trace for c in trace.children)
-    assert (first is second) is same
-    assert first.holds_for(module.b) is same
-    assert "layer_idx" not in first.reads and not first.holds_for(nn.Linear(2, 2))
-
-
-def test_signature_tells_inputs_apart() -> None:
-    def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    x, y = tensor(2, 3), tensor(2, 3)
-    equal: list[tuple[Any, Any]] = [
-        (((x,), {}), ((y,), {})),
-        (((x, y), {}), ((y, x), {})),
-        (((x, x), {"n": 3}), ((y, y), {"n": 3})),
-        (((), {"a": x, "b": [y]}), ((), {"b": [x], "a": y})),
-    ]
-    for one, other in equal:
-        assert input_signature(*one) == input_signature(*other)
-    different: list[tuple[Any, Any]] = [
-        (((x, x), {}), ((x, y), {})),
-        (((x,), {"k": x}), ((x,), {"k": y})),
-        (((x,), {}), ((tensor(2, 4),), {})),
-        (((x,), {}), ((tensor(2, 3, dtype=torch.float16),), {})),
-        (((x,), {"n": 3}), ((x,), {"n": 4})),
-        (((x,), {"n": None}), ((x,), {})),
-        (((x,), {"n": True}), ((x,), {"n": 1})),
-    ]
-    for one, other in different:
-        assert input_signature(*one) != input_signature(*other)
-
-
-def test_one_tensor_as_two_arguments_is_not_two_tensors() -> None:
-    """A self-attention's trace, `f(x, x)`, is not used for a cross-attention, `f(x, y)`."""
-    cls = zoo_class("""
-    class Attend(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k = nn.Linear(W, W), nn.Linear(W, W)
-
-        def forward(self, x, y):
-            return self.q(x) + self.k(y)
-
-    class Both(nn.Module):
-        INPUTS = [(2, 7, 16), (2, 7, 16)]
-
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = Attend(), Attend()
-
-        def forward(self, x, y):
-            return self.one(x, x) + self.two(x, y)
-    """)
-    one, two = (c.trace for c in trace_of(cls).children)
-    assert one is not two
-    sources = [n.args[0] for n in two.graph.nodes if n.op == "call_module"]
-    assert sources[0] is not sources[1]
 
 
 def test_a_child_called_with_two_shapes_has_two_traces() -> None:

@@ -24,7 +24,7 @@ using torch::stable::Tensor;
 
 constexpr int64_t kPanel = 2 * LANES, kLine = 64 / sizeof(float);
 constexpr int64_t kDepth = 2048;       // inputs of a piece, so that it stays in the second-level cache
-constexpr int64_t kBlock = 8 * ROWS;   // rows of x that meet all panels before the next rows do
+constexpr int64_t kBlock = 16 * ROWS;  // rows of x that meet all panels before the next rows do
 constexpr int64_t kFew = ROWS + ROWS / 3;  // up to so many, reading a panel costs more than reading x
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
