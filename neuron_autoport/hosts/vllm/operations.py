@@ -1,7 +1,10 @@
-"""Operations that torch.compile calls and does not look into: attention in one call, and values computed once.
+"""Operations that torch.compile calls and does not look into: attention in one call, products, values computed once.
 
 `attend` does on vLLM's CPU backend what its attention layer does in two calls of Python: write keys and values to the
 cache, and attend. A decode step of a small model spends as long in those calls as in the kernels below them.
+
+`onednn` is vLLM's product as a function. vLLM's operator writes into a tensor that it is given, in a schema from which
+torch.compile does not see who reads that tensor afterwards: it may put the reader first.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 _LIBRARY = torch.library.Library("neuron_autoport", "FRAGMENT")
 _LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, Tensor place) -> Tensor")
 _LIBRARY.define("kept(Tensor x) -> Tensor")
+_LIBRARY.define("onednn(Tensor x, Tensor handler, int out, Tensor? bias) -> Tensor")
 
 _KEPT = "neuron_autoport_kept"
 _LAYERS: list[weakref.ref[Any]] = []  # of every engine of this process
 _write = torch.ops._C.cpu_attn_reshape_and_cache.default
 _read = torch.ops._C.cpu_attention_with_kv_cache.default
+_multiply = torch.ops._C.onednn_mm.default
 
 
 def can_attend(layer: Any, vllm_config: Any) -> bool:
@@ -111,9 +116,25 @@ def _kept_shape(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-for _name, _run, _shape in (("attend", _attend, _attend_shape), ("kept", _kept, _kept_shape)):
+def _onednn(x: Tensor, handler: Tensor, out: int, bias: Tensor | None) -> Tensor:
+    """x [..., in] by the weight that vLLM packed under `handler`, and bias [out] -> [..., out]."""
+    made = _onednn_shape(x, handler, out, bias)
+    _multiply(made, x.reshape(-1, x.shape[-1]), bias, handler)
+    return made
+
+
+def _onednn_shape(x: Tensor, handler: Tensor, out: int, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out))
+
+
+for _name, _run, _shape in (
+    ("attend", _attend, _attend_shape),
+    ("kept", _kept, _kept_shape),
+    ("onednn", _onednn, _onednn_shape),
+):
     _LIBRARY.impl(_name, _run, "CPU")
     torch.library.register_fake(f"neuron_autoport::{_name}", _shape, lib=_LIBRARY)
 
 attend = torch.ops.neuron_autoport.attend
 kept = torch.ops.neuron_autoport.kept
+onednn = torch.ops.neuron_autoport.onednn.default

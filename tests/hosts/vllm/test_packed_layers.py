@@ -21,7 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from neuron_autoport.hosts.vllm.compiled import _forward_of
 from neuron_autoport.hosts.vllm.packed import build
 from neuron_autoport.hosts.vllm.packed.build import LEVELS, Kernel
-from neuron_autoport.hosts.vllm.packed.layers import PackedHead, PackedLinear, pack_linears
+from neuron_autoport.hosts.vllm.packed.layers import HostedLinear, PackedHead, pack_linears
 
 CAPABLE = [x for x in LEVELS if all(torch.cpu.get_capabilities().get(f) for f in x.features)]
 pytestmark = pytest.mark.skipif(not CAPABLE, reason="no CPU of a known level")
@@ -61,7 +61,7 @@ def test_a_linear_layer(bias: Tensor | None) -> None:
     linear = layer(UnquantizedLinearMethod())
     weight, x = linear.weight.detach().clone(), torch.randn(2, 5, 40)
     loaded(nn.ModuleList([linear]))
-    assert type(linear.quant_method) is PackedLinear
+    assert type(linear.quant_method) is HostedLinear
     y = linear.quant_method.apply(linear, x, bias)
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=1e-5)
@@ -87,6 +87,33 @@ def test_a_layer_too_narrow_for_a_panel_runs_as_vllm_runs_it() -> None:
     torch.testing.assert_close(router.quant_method.apply(router, x), x @ weight.t())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_vllms_product_is_called_as_a_function(dtype: torch.dtype) -> None:
+    """What writes into a tensor may come to stand behind what reads it, in a compiled graph; a function cannot."""
+    linear = layer(UnquantizedLinearMethod(), outputs=8)
+    linear.weight.data = linear.weight.to(dtype)
+    weight, bias, x = (
+        linear.weight.detach().clone(),
+        torch.ones(8).to(dtype),
+        torch.randn(2, 3, 40).to(dtype),
+    )
+    loaded(nn.ModuleList([linear]), dtype)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def seen(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(lambda x: linear.quant_method.apply(linear, x, bias), backend=seen)
+    torch.testing.assert_close(run(x), F.linear(x, weight, bias))
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert (
+        torch.ops.neuron_autoport.onednn in called
+        or torch.ops.neuron_autoport.onednn.default in called
+    )
+    assert not any("_C.onednn_mm" in str(target) for target in called)
+
+
 def test_a_layer_that_vllm_has_other_plans_for_runs_as_vllm_runs_it() -> None:
     """It reads the weight of this one elsewhere."""
     linear = layer(UnquantizedLinearMethod())
@@ -104,13 +131,6 @@ def test_other_layers_are_left_alone(method: Any) -> None:
     assert other.quant_method is method
 
 
-def test_other_dtypes_are_left_alone() -> None:
-    method = UnquantizedLinearMethod()
-    linear = layer(method)
-    pack_linears(nn.ModuleList([linear]), torch.bfloat16)
-    assert linear.quant_method is method
-
-
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     build.kernel.cache_clear()
@@ -120,11 +140,12 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without")
-def test_switched_off_nothing_is_packed() -> None:
-    method = UnquantizedLinearMethod()
-    linear = layer(method)
-    pack_linears(nn.ModuleList([linear]), torch.float32)
-    assert linear.quant_method is method
+def test_switched_off_vllms_product_runs() -> None:
+    linear = layer(UnquantizedLinearMethod())
+    weight, x = linear.weight.detach().clone(), torch.randn(5, 40)
+    loaded(nn.ModuleList([linear]))
+    assert linear.quant_method.kernel is None
+    torch.testing.assert_close(linear.quant_method.apply(linear, x), x @ weight.t())
 
 
 def test_compiled_code_of_one_kernel_is_not_read_by_another() -> None:

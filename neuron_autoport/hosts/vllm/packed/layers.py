@@ -1,7 +1,8 @@
 """vLLM's linear layers on packed weights.
 
 vLLM asks the `quant_method` of a layer to bring its loaded weight into the form it is run in; on CPUs its own method
-for weights as they are packs them for oneDNN. Ours packs them for our kernel, where that is made for them.
+for weights as they are packs them for oneDNN. Ours packs them for our kernel, where that is made for them; else vLLM
+packs them, and its product is called as a function (`operations.onednn`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm._custom_ops import CPUDNNLGEMMHandler
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -19,40 +21,45 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
+from neuron_autoport.hosts.vllm.operations import onednn
 from neuron_autoport.hosts.vllm.packed.build import Kernel, NoKernel, kernel
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 logger = init_logger("vllm.neuron_autoport")  # below vLLM's root, so that its lines are shown
 
 
-class PackedLinear(UnquantizedLinearMethod):
-    """x Wᵀ + b of a linear layer; the packed weight takes the place of W."""
+class HostedLinear(UnquantizedLinearMethod):
+    """x Wᵀ + b of a linear layer, as a function of x; the packed weight takes the place of W."""
 
     supports_pre_processed_weights = False
 
-    def __init__(self, made: Kernel) -> None:
+    def __init__(self, made: Kernel | None) -> None:
         super().__init__()
         self.kernel = made
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Pack the weight, unless vLLM has its own plan for the layer."""
-        if not fits(layer.weight, self.kernel) or getattr(layer, "_cpu_skip_gemm_dispatch", False):
+        """Pack the weight for our kernel, if it fits and vLLM has no plan of its own for the layer."""
+        planned = getattr(layer, "_cpu_skip_gemm_dispatch", False)
+        if self.kernel is not None and fits(layer.weight, self.kernel) and not planned:
+            layer.cpu_linear = _product(self.kernel, layer.weight)
+            layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+        else:
             super().process_weights_after_loading(layer)
-            return
-        layer.cpu_linear = _product(self.kernel, layer.weight)
-        layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+            layer.cpu_linear = _as_function(layer.cpu_linear)
 
 
 class PackedHead(UnquantizedEmbeddingMethod):
-    """x Wᵀ + b of the last linear map; W stays, an embedding may read it too."""
+    """x Wᵀ + b of the last linear map; W stays, an embedding may read it too. It is never compiled."""
 
     supports_pre_processed_weights = False
 
-    def __init__(self, made: Kernel) -> None:
+    def __init__(self, made: Kernel | None) -> None:
         self.kernel = made
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack a copy of the weight."""
-        if fits(layer.weight, self.kernel):
+        if self.kernel is not None and fits(layer.weight, self.kernel):
             layer.cpu_linear = _product(self.kernel, layer.weight)
         else:
             super().process_weights_after_loading(layer)
@@ -60,7 +67,7 @@ class PackedHead(UnquantizedEmbeddingMethod):
 
 def usable_kernel(dtype: torch.dtype) -> Kernel | None:
     """The kernel for the linear layers of a model of this dtype, or None: vLLM's own products. The log says why."""
-    if not current_platform.is_cpu() or current_platform.is_zen_cpu() or dtype != torch.float32:
+    if dtype != torch.float32:
         return None
     try:
         return kernel()
@@ -73,14 +80,17 @@ def usable_kernel(dtype: torch.dtype) -> Kernel | None:
 
 def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
     """Let the layers of a hosted model that are linear and not quantized pack their weights after loading."""
-    made = usable_kernel(dtype)
-    if made is None:
+    if not current_platform.is_cpu() or current_platform.is_zen_cpu():
         return
-    logger.info_once(f"autoport: linear layers run on packed weights ({made.level.architecture})")
+    made = usable_kernel(dtype)
+    if made is not None:
+        logger.info_once(
+            f"autoport: linear layers run on packed weights ({made.level.architecture})"
+        )
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if type(method) is UnquantizedLinearMethod:
-            layer.quant_method = PackedLinear(made)
+            layer.quant_method = HostedLinear(made)
         elif type(method) is UnquantizedEmbeddingMethod and isinstance(layer, ParallelLMHead):
             layer.quant_method = PackedHead(made)
 
@@ -91,7 +101,7 @@ def fits(weight: Tensor, made: Kernel) -> bool:
     return plain and weight.shape[0] >= 2 * made.level.panel and weight.shape[1] > 0
 
 
-def _product(made: Kernel, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+def _product(made: Kernel, weight: Tensor) -> Product:
     """What vLLM calls in the place of F.linear."""
     packed, outputs, run = made.pack(weight.detach()), weight.shape[0], made.run
 
@@ -99,3 +109,17 @@ def _product(made: Kernel, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor |
         return run(x, packed, outputs, bias)
 
     return product
+
+
+def _as_function(product: Product) -> Product:
+    """The same, if it is vLLM's call of oneDNN, in a form that torch.compile keeps in its place."""
+    cells = (cell.cell_contents for cell in getattr(product, "__closure__", None) or ())
+    handlers = [held for held in cells if isinstance(held, CPUDNNLGEMMHandler)]
+    if not handlers:
+        return product
+    handler = handlers[0]  # it frees the weight when it goes
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return onednn(x, handler.handler_tensor, handler.n, bias)
+
+    return function
