@@ -49,6 +49,7 @@ def test_layers_share_code_that_does_no_more_than_it_must(tmp_path: Path) -> Non
     assert rest.count(f" = {name}(") == layers - 1
     assert operations(layer) == {
         "packed_linear": 4,
+        "onednn": 0,
         "onednn_mm": 0,
         "attend": 1,
         "kept": 0,
@@ -90,6 +91,20 @@ def test_what_torch_cannot_follow_runs_as_it_is_and_says_so(tmp_path: Path) -> N
     assert served.tokens == hugging_face_tokens(folder, prompts())
 
 
+def test_a_router_is_read_after_it_is_computed(tmp_path: Path) -> None:
+    """Its eight outputs are too few for packed weights: it is vLLM's product, among functions that may be moved."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    folder = make_model("afmoe", tmp_path, num_hidden_layers=4, num_dense_layers=1, **experts)
+    cache = tmp_path / "cache"
+    served = start(folder, cache)
+    assert SAVED in served.log and served.tokens == hugging_face_tokens(folder, prompts())
+    counted = operations(code(cache))
+    assert (
+        counted["onednn"] == counted["onednn_mm"] + 3 == 3
+    )  # one for each block of experts, as a function
+    assert counted["packed_linear"] > 0
+
+
 def code(cache: Path) -> str:
     """The one wrapper that inductor wrote."""
     texts = [f.read_text(encoding="utf-8") for f in cache.rglob("*.py")]
@@ -108,6 +123,7 @@ def operations(text: str) -> dict[str, int]:
     """Calls in a piece of the code."""
     return {
         "packed_linear": text.count("neuron_autoport.packed_linear.default("),
+        "onednn": text.count("neuron_autoport.onednn.default("),
         "onednn_mm": text.count("onednn_mm.default("),
         "attend": text.count("neuron_autoport.attend.default("),
         "kept": text.count("neuron_autoport.kept.default("),
