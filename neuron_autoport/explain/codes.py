@@ -250,6 +250,13 @@ CODE_HELP: dict[str, CodeHelp] = {
         ("choose a number of ranks that divides heads and widths: `autoport inspect MODEL --tp N`",),
         words="12 query heads over 8 ranks: 12 / 8 is no whole number of heads.",
     ),
+    "AP601": CodeHelp(
+        "Some packed projections have their columns by heads, and the fused call wants all queries, then all keys, "
+        "then all values. Weights are put into that order as they are loaded. Scales of quantized weights and LoRA "
+        "adapters are saved for the order of the checkpoint and would be taken for other columns.",
+        ("serve without quantization or adapters", "vllm serve MODEL --model-impl transformers"),
+        words="A quantized GPT-NeoX: its `query_key_value` has q, k and v of each head together.",
+    ),
     "AP701": CodeHelp(
         "Original and rewrite ran on the same inputs, and the rewrite was further from the exact result than "
         "the original is. It is not used. The rule is wrong for this module: a condition is missing, or "

@@ -31,6 +31,7 @@ CODES = {
     "AP411": "tokens meet where vLLM has no cache",
     "AP412": "vLLM has no class for this model, or not its head",
     "AP501": "the sizes cannot be split over the ranks",
+    "AP601": "the rewrite has the weights in another order than they are saved in",
     "AP701": "the rewrite did not compute what the original computes",
     "AP702": "the rewrite could not be proved",
 }

@@ -186,7 +186,7 @@ def _check_reordered(layer: Layer, prefix: str, vllm_config: Any) -> None:
     for what, given in (("quantized", vllm_config.quant_config), ("LoRA", vllm_config.lora_config)):
         if given is not None:
             raise HostError(
-                f"{layer.name}: its columns are put into another order, which {what} weights do not follow",
+                f"AP601: {layer.name}: its columns are put into another order, which {what} weights do not follow",
                 prefix,
                 "vllm serve MODEL --model-impl transformers",
             )
