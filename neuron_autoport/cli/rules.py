@@ -135,6 +135,7 @@ def test_command(
     """
     from rich.console import Console
 
+    from neuron_autoport.rules.check_roles import check_roles
     from neuron_autoport.rules.examples import check_trusted, run_rule
     from neuron_autoport.rules.library import rules_at
     from neuron_autoport.rules.python_rule import trusted
@@ -145,6 +146,7 @@ def test_command(
     if path is not None:
         named = () if path.exists() else tuple(r for r in library if r.name == str(path))
         chosen = named or rules_at(path)
+        check_roles({r.name: r for r in (*library, *chosen)}.values())
     words = [str(path)] if path is not None else []
     words += [word for folder in rules or [] for word in ("--rules", str(folder))]
     check_trusted(chosen, trust_remote_code, shlex.join(("autoport", "rules", "test", *words)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Fields of a rule file are `rules.load.FIELDS` and below `examples`; a test holds both together.
+# Fields of a rule file are `rules.load_fields.FIELDS` and below `examples`; a test holds both together.
 FIELDS: dict[str, str] = {
     "rule": (
         "Field of a rule file: the rule's name. Of two rules of one name the later source counts "

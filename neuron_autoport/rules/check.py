@@ -7,11 +7,12 @@ change layout or dtype, and read weights and shapes of what the pattern captured
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import Any
+
+from neuron_autoport.rules.check_call import Fault, check_arguments, near
 
 METHODS = frozenset(
     {"split", "chunk", "flatten", "unflatten", "view", "reshape", "transpose", "permute", "squeeze",
@@ -27,15 +28,6 @@ _ALLOWED = (
     ast.Tuple, ast.List, ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
     ast.FloorDiv, ast.Mod,
 )  # fmt: skip
-
-Fault = tuple[str, ast.AST]
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or nothing."""
-    lower = {name.lower(): name for name in sorted(known)}
-    found = difflib.get_close_matches(word.lower(), lower, 1)
-    return f"; did you mean `{lower[found[0]]}`?" if found else ""
 
 
 def check_code(
@@ -75,7 +67,7 @@ class _Code:
     def name(self, node: ast.Name) -> Iterator[Fault]:
         if node.id in self.weights:
             yield f"`{node.id}` is a module: say `{node.id}.weight` or `{node.id}.bias`", node
-        elif node.id in self.roles:
+        elif node.id in self.roles and node.id not in self.names:
             yield (
                 f"`{node.id}` is a module: say `**{node.id}` for what its rule passes, or "
                 f"`{node.id}.name` for one of it",
@@ -141,13 +133,8 @@ class _Code:
             yield f"{space} has no function `{name}`{near(name, _space(space))}", node
             return
         assert function is not None
-        given = {k.arg: None for k in node.keywords if k.arg is not None}
-        signature = inspect.signature(function)
-        bind = signature.bind if len(given) == len(node.keywords) else signature.bind_partial
-        try:
-            bind(*node.args, **given)
-        except TypeError as error:
-            yield f"{space}.{name}: {error}", node
+        for message, place in check_arguments(node, inspect.signature(function)):
+            yield f"{space}.{name} {message}", place
 
 
 def _space(name: str) -> list[str]:

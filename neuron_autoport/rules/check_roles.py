@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from ruamel.yaml import YAML
@@ -15,40 +15,71 @@ from neuron_autoport.rules.passed import signature_of
 from neuron_autoport.rules.places import Places
 from neuron_autoport.rules.rule import KINDS, Rule
 
+Fault = tuple[str, str]  # place and message
+
 
 def check_roles(rules: Iterable[Rule]) -> None:
     """Check the roles that rules ask for.
 
     Raises:
-        RuleError: a role that no rule gives, or rules whose roles ask for each other; with the place.
+        RuleError: roles that no rule gives, rules whose roles ask for each other, arguments that the rule of a
+            role does not pass; all of them, with their places.
     """
     rules = tuple(rules)
+    circles, circular = _circles(rules)
+    faults = [*_not_given(rules, circular), *circles, *_not_passed(rules)]
+    if not faults:
+        return
+    faults.sort(key=_in_order)
+    step = "autoport rules list"
+    if len(faults) == 1:
+        raise RuleError(faults[0][1], faults[0][0], step)
+    told = "\n".join(f"{place}: {what}" for place, what in faults)
+    raise RuleError(f"rule files have {len(faults)} faults:\n{told}", None, step)
+
+
+def _not_given(rules: tuple[Rule, ...], circular: set[str]) -> Iterator[Fault]:
+    """Roles that no rule gives; those in a circle are told as that."""
     given = {rule.role for rule in rules if not rule.refuse}
+    refused = {rule.role: rule.name for rule in rules if rule.refuse}
+    for rule in rules:
+        for name, role in rule.roles.items():
+            if role in given or role in circular:
+                continue
+            what = f"`{name}` has unknown kind `{role}`: no rule has this role"
+            if role in refused:
+                what = f"`{name}` can never be a `{role}`: `{refused[role]}`, which has this role, refuses"
+            hint = "" if role in refused else near(role, [*given, *KINDS])
+            yield _place(rule, name), what + hint
+
+
+def _circles(rules: tuple[Rule, ...]) -> tuple[list[Fault], set[str]]:
+    """Every circle of roles, each told once; and the roles in them."""
     asks: dict[str, dict[str, tuple[Rule, str]]] = {}
     for rule in rules:
         for name, role in rule.roles.items():
-            if role not in given:
-                hint = near(role, [*given, *KINDS])
-                what = f"`{name}` has unknown kind `{role}`: no rule has this role{hint}"
-                raise RuleError(what, _place(rule, name), "autoport rules list")
             asks.setdefault(rule.role, {})[role] = (rule, name)
-    _check_passed(rules)
-    try:
-        TopologicalSorter(asks).prepare()
-    except CycleError as error:
-        circle = error.args[1][::-1]  # each asks for the next
-        path = " → ".join(circle)
-        what = f"roles ask for each other: {path}"
-        raise RuleError(what, _place(*asks[circle[0]][circle[1]]), "autoport rules list") from None
+    faults: list[Fault] = []
+    circular: set[str] = set()
+    while True:
+        try:
+            TopologicalSorter(asks).prepare()
+        except CycleError as error:
+            circle = error.args[1][::-1]  # each asks for the next
+            rule, name = asks[circle[0]].pop(circle[1])  # what is left may have another
+            faults.append((_place(rule, name), f"roles ask for each other: {' → '.join(circle)}"))
+            circular |= set(circle)
+        else:
+            return faults, circular
 
 
-def _check_passed(rules: Iterable[Rule]) -> None:
+def _not_passed(rules: tuple[Rule, ...]) -> Iterator[Fault]:
     """Every `norm.name` of a replacement is a parameter of what each rule with that role calls.
 
     Of a built-in rule beside a user's of that role it need not be: then their modules are not for it (AP207).
     """
     for rule in rules:
-        for name, attribute in _named(rule):
+        for name, attribute in sorted(_named(rule)):
             for other in (r for r in rules if r.role == rule.roles[name] and not r.refuse):
                 if is_builtin(rule) and not is_builtin(other):
                     continue
@@ -58,8 +89,8 @@ def _check_passed(rules: Iterable[Rule]) -> None:
                     what = (
                         f"`{name}.{attribute}`: {other.call} of {other.name} takes no such argument"
                     )
-                    hint = near(attribute, known)
-                    raise RuleError(what + hint, _place(rule, name), "autoport rules list")
+                    yield _place(rule, name), what + near(attribute, known)
+                    break  # the others of this role most often lack it, too
 
 
 def _named(rule: Rule) -> set[tuple[str, str]]:
@@ -72,6 +103,12 @@ def _named(rule: Rule) -> set[tuple[str, str]]:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         if node.value.id in rule.roles
     }
+
+
+def _in_order(fault: Fault) -> tuple[str, int, int]:
+    """The file, line and column of a fault."""
+    path, line, column = fault[0].rsplit(":", 2)
+    return path, int(line), int(column)
 
 
 def _place(rule: Rule, name: str) -> str:

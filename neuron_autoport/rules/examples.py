@@ -26,12 +26,14 @@ from neuron_autoport.rewrite.emit import generate
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.rewrite.reasons import STATED
 from neuron_autoport.rules.builtin import is_builtin
+from neuron_autoport.rules.conditions import broken
 from neuron_autoport.rules.library import load_rules
 from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Example, Rule
 from neuron_autoport.single import Make, for_real, random_calls, trace_alone
 from neuron_autoport.trace.module_trace import TraceEnd
+from neuron_autoport.trace.ops import Op
 from neuron_autoport.trace.spans import running_where
 
 _IMPORTS = (
@@ -107,7 +109,8 @@ def run_example(rule: Rule, example: Example, library: Iterable[Rule] = ()) -> O
     """
     try:
         cls = _load_class(example)
-        plan = _plan(rule, example, cls, library)
+        roles = Roles((rule, *library))
+        plan = _plan(rule, example, cls, roles)
         if rule.refuse and any(r.code == STATED for r in plan.refusals):
             if example.because is None:
                 return Outcome(rule, example, Kind.good, rule.refuse)
@@ -116,20 +119,20 @@ def run_example(rule: Rule, example: Example, library: Iterable[Rule] = ()) -> O
         if not plan.sites:
             if example.because is not None:
                 return Outcome(rule, example, Kind.good)
-            return Outcome(rule, example, Kind.missing, _why_not(rule, plan))
+            return Outcome(rule, example, Kind.missing, _why_not(rule, plan, roles))
         proof = _prove(example, cls, plan)
     except _Broken as error:
         return Outcome(rule, example, Kind.broken, str(error))
     if example.because is not None:
         message = f"fused, and should not be: {example.because}"
         if not proof.passed:
-            message += f"; the rewrite is wrong, too: {proof.figures()}"
+            message += f"; the rewrite is wrong, too: {_figures(proof)}"
         return Outcome(rule, example, Kind.noisy, message, proof)
     if not proof.passed:
         return Outcome(
-            rule, example, Kind.failed, f"the rewrite is wrong: {proof.figures()}", proof
+            rule, example, Kind.failed, f"the rewrite is wrong: {_figures(proof)}", proof
         )
-    return Outcome(rule, example, Kind.good, proof.figures(), proof)
+    return Outcome(rule, example, Kind.good, _figures(proof), proof)
 
 
 def _load_class(example: Example) -> type[nn.Module]:
@@ -156,7 +159,7 @@ def _maker(example: Example, cls: type[nn.Module]) -> Make:
     def make() -> nn.Module:
         try:
             return cls(**example.init)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _Broken(f"{cls.__name__} cannot be built: {_said(error)}") from None
 
     return make
@@ -166,7 +169,7 @@ def _inputs(example: Example) -> tuple[Input, ...]:
     return tuple(Input(shape) for shape in example.inputs)
 
 
-def _plan(rule: Rule, example: Example, cls: type[nn.Module], library: Iterable[Rule]) -> ClassPlan:
+def _plan(rule: Rule, example: Example, cls: type[nn.Module], roles: Roles) -> ClassPlan:
     """The plan of the example with this one rule."""
     if sum(math.prod(shape) for shape in example.inputs) > _MOST_ELEMENTS:
         raise _Broken(f"its inputs have more than {_MOST_ELEMENTS:,} elements")
@@ -174,20 +177,28 @@ def _plan(rule: Rule, example: Example, cls: type[nn.Module], library: Iterable[
         _, trace = trace_alone(_maker(example, cls), _inputs(example))
     except _Broken:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _Broken(_said(error)) from None
     if trace.end is not None and trace.end.code == "AP102":  # a mistake of the example's
         raise _Broken(_ended(trace.end))
-    return plan_class(trace, (rule,), roles=Roles((rule, *library)))
+    return plan_class(trace, (rule,), roles=roles)
 
 
 def _prove(example: Example, cls: type[nn.Module], plan: ClassPlan) -> ModuleProof:
     module = for_real(_maker(example, cls))
     rewritten = generate([plan], f"{cls.__name__}, an example of a rule").classes[plan]
-    return prove_module("", module, plan, rewritten, random_calls(_inputs(example)))
+    try:
+        return prove_module("", module, plan, rewritten, random_calls(_inputs(example)))
+    except SystemExit as error:
+        raise _Broken(_said(error)) from None
 
 
-def _why_not(rule: Rule, plan: ClassPlan) -> str:
+def _figures(proof: ModuleProof) -> str:
+    """In one line: torch adds the frames of its C++ to some errors."""
+    return proof.figures().partition("\n")[0]
+
+
+def _why_not(rule: Rule, plan: ClassPlan, roles: Roles) -> str:
     """The reason of the refusal that got furthest, with its line in the rule file."""
     if plan.trace.end is not None:
         return f"{plan.trace.end.code}: {_ended(plan.trace.end)}"
@@ -195,12 +206,21 @@ def _why_not(rule: Rule, plan: ClassPlan) -> str:
     if whole:
         place = f" (line {whole[0].span.line})" if whole[0].span is not None else ""
         return f"{whole[0].code}: {whole[0].message}{place}"
-    miss = find(rule, plan.graph).near_miss
+    found = find(rule, plan.graph, roles)
+    unmet = [why for m in found.matches if (why := broken(rule.require, m)) is not None]
+    if unmet:  # of a rule that refuses the plan does not tell it
+        return f"AP301: {unmet[0]}{_place(found.matches[0].interior)}"
+    miss = found.near_miss
     if miss is None:
         return "AP210: nothing of the pattern is there"
-    spans = miss.op.spans if miss.op is not None else ()
-    place = f" (line {spans[0].line})" if spans else ""
+    place = _place(() if miss.op is None else (miss.op,))
     return f"AP210: {miss.done} of {miss.total} steps, then: {miss.reason}{place}"
+
+
+def _place(ops: Iterable[Op]) -> str:
+    """The line of the first of these operations that has one."""
+    spans = [span for op in ops for span in op.spans]
+    return f" (line {spans[0].line})" if spans else ""
 
 
 def _ended(end: TraceEnd) -> str:

@@ -39,6 +39,10 @@ _ALLOWED = (
 
 
 _CONSTANTS = (bool, int, float, str, type(None))
+_MOST = 2**63 - 1  # no size is larger, and Python takes long over the digits of one that is
+_NUMBERS = "arithmetic takes numbers"
+# Facts that are no numbers, whatever they are asked of: sizes, and words.
+_NO_NUMBERS = frozenset({"shape", "rows", "dtype", "layout"})
 
 
 class ExpressionError(Exception):
@@ -53,9 +57,11 @@ def parse_expression(text: str) -> ast.Expression:
     """Parse, and refuse anything but names, attributes, indices, arithmetic and comparison."""
     try:
         tree = ast.parse(text, mode="eval")
+        _check(tree, 0, text)
     except SyntaxError as error:
         raise ExpressionError(f"not an expression: {error.msg}", error.offset or 1) from None
-    _check(tree, 0, text)
+    except (RecursionError, MemoryError):  # Python's parser raises either
+        raise ExpressionError("nested too deeply") from None
     return tree
 
 
@@ -68,8 +74,29 @@ def _check(node: ast.AST, byte: int, text: str) -> None:
         raise ExpressionError(f"attribute {node.attr} is not allowed", column)
     if isinstance(node, ast.Constant) and not isinstance(node.value, _CONSTANTS):
         raise ExpressionError(f"{node.value!r} is not allowed here", column)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > _MOST:
+        raise ExpressionError(f"a number is at most {_MOST}", column)
+    for operand in _operands(node):
+        if _no_number(operand):
+            place = character(text, operand.lineno, operand.col_offset)
+            raise ExpressionError(f"`{ast.unparse(operand)}` is no number: {_NUMBERS}", place)
     for child in ast.iter_child_nodes(node):
         _check(child, byte, text)
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    """What arithmetic is done with at this node."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    minus = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    return [node.operand] if minus and isinstance(node, ast.UnaryOp) else []
+
+
+def _no_number(node: ast.expr) -> bool:
+    """Is it known without a match that the value is no number?"""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str | None)
+    return isinstance(node, ast.Attribute) and node.attr in _NO_NUMBERS
 
 
 def evaluate(tree: ast.AST, names: Mapping[str, Any]) -> Any:
@@ -81,8 +108,10 @@ def evaluate(tree: ast.AST, names: Mapping[str, Any]) -> Any:
     """
     try:
         return _value(tree, names)
-    except (TypeError, ArithmeticError, LookupError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ExpressionError(f"{ast.unparse(tree)}: {error}") from None
+    except (MemoryError, RecursionError):
+        raise ExpressionError("it takes too much memory to work this out") from None
 
 
 def _value(tree: ast.AST, names: Mapping[str, Any]) -> Any:
@@ -100,17 +129,22 @@ def _value(tree: ast.AST, names: Mapping[str, Any]) -> Any:
         return _value(tree.value, names)[_value(tree.slice, names)]
     if isinstance(tree, ast.BinOp):
         left, right = _value(tree.left, names), _value(tree.right, names)
-        if isinstance(left, str) or isinstance(right, str):
-            raise TypeError("text takes no arithmetic")
-        return _BINARY[type(tree.op)](left, right)
+        return _BINARY[type(tree.op)](_number(tree.left, left), _number(tree.right, right))
     if isinstance(tree, ast.UnaryOp):
         value = _value(tree.operand, names)
-        return not value if isinstance(tree.op, ast.Not) else -value
+        return not value if isinstance(tree.op, ast.Not) else -_number(tree.operand, value)
     if isinstance(tree, ast.BoolOp):
         return _bool(tree, names)
     if isinstance(tree, ast.Compare):
         return _compare(tree, names)
     raise ExpressionError(f"{type(tree).__name__} is not allowed here")
+
+
+def _number(tree: ast.expr, value: Any) -> Any:
+    """An operand of arithmetic. A tuple or a text times a large number would fill the memory."""
+    if not isinstance(value, bool | int | float):
+        raise TypeError(f"`{ast.unparse(tree)}` is no number, {_NUMBERS}")
+    return value
 
 
 def _attribute(tree: ast.Attribute, value: Any) -> Any:

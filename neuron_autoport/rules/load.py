@@ -19,19 +19,12 @@ from neuron_autoport.errors import RuleError
 from neuron_autoport.rules.check import check_code, near
 from neuron_autoport.rules.load_code import CodeReader
 from neuron_autoport.rules.load_examples import read_examples
-from neuron_autoport.rules.parse import PatternError, parse_pattern
-from neuron_autoport.rules.pattern import UNARY, Statement, absent_names, names_in
+from neuron_autoport.rules.load_fields import NEXT
+from neuron_autoport.rules.parse import PatternError, parse_pattern, words_of
+from neuron_autoport.rules.pattern import OPERATIONS, UNARY, Statement, absent_names, names_in
 from neuron_autoport.rules.rule import KINDS, SHARDS, Rule, WeightSpec
 
-# Every field and what it must be.
-FIELDS: dict[str, Any] = {
-    "rule": str, "summary": str, "role": str, "match": str, "given": str, "where": dict,
-    "require": list, "weights": dict, "replace": (str, dict), "refuse": str, "shard": dict,
-    "neuron": list, "examples": dict,
-}  # fmt: skip
-_NEEDED = ("rule", "summary", "match")
-_SAID = {str: "text", dict: "a mapping", list: "a list", (str, dict): "text, or prefill and decode"}
-_NEXT = "autoport rules show gated_mlp"
+_ALL_KINDS = ", ".join(KINDS)
 
 
 def load_rule(path: Path, content: bytes | None = None) -> Rule:
@@ -49,13 +42,13 @@ def load_rule(path: Path, content: bytes | None = None) -> Rule:
         data = YAML(typ="rt").load(text)
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise RuleError("the file is not UTF-8", f"{path}:{line}", _NEXT) from None
+        raise RuleError("the file is not UTF-8", f"{path}:{line}", NEXT) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise RuleError(f"not YAML: {error.problem}", place, _NEXT) from None
+        raise RuleError(f"not YAML: {error.problem}", place, NEXT) from None
     except YAMLError as error:
-        raise RuleError(f"not YAML: {str(error).splitlines()[0]}", str(path), _NEXT) from None
+        raise RuleError(f"not YAML: {str(error).splitlines()[0]}", str(path), NEXT) from None
     return _Reader(path, data, text).read()
 
 
@@ -64,24 +57,30 @@ class _Reader(CodeReader):
         if not isinstance(self.data, CommentedMap):
             self.fault("a rule file is a mapping that starts with `rule: NAME`", f"{self.path}:1:1")
             self.raise_faults()
-        self.check_fields()
-        self.raise_faults()
+        wrong = self.check_fields()
         kinds, choices = self.where()
+        if "where" in wrong:  # nobody knows what was declared
+            self.unclear |= self.called() - OPERATIONS
         linears = {n for n, kind in kinds.items() if kind == "linear"}
         roles = {n for n, kind in kinds.items() if kind not in KINDS}
-        modules = linears | roles
+        modules = linears | roles | self.unclear
         match = self.statements("match", modules, set(choices))
         given = self.statements("given", modules, set(choices))
+        if "match" in wrong:
+            self.bound = False
+            self.unclear |= set(re.findall(r"\w+", self.text))
         names = {n for s in (*match, *given) for n in (*s.targets, *names_in(s.pattern))}
-        self.bound = not self.faults  # else names that a wrong pattern binds would be unknown
+        names |= self.guessed
+        if not self.bound:
+            names |= kinds.keys() | choices.keys()
         self.optional = {n for s in (*match, *given) for n in absent_names(s.pattern)}
         weights = self.weights(linears, {n for s in match if s.cut for n in s.targets})
         stored = linears | {n for s in weights for n in s.names}
         replace, decode = self.replacements(stored, names - stored, roles, match)
         examples = read_examples(self.data, self.places, self.fault)
         rule = Rule(
-            name=str(self.data["rule"]),
-            summary=str(self.data["summary"]),
+            name=str(self.data.get("rule", "")),
+            summary=str(self.data.get("summary", "")),
             path=self.path,
             match=match,
             given=given,
@@ -94,55 +93,21 @@ class _Reader(CodeReader):
             neuron=self.conditions("neuron", linears, names | {"tp"}, roles),
             weights=weights,
             shard=self.shard(stored),
-            role=str(self.data.get("role", self.data["rule"])),
+            role=str(self.data.get("role", self.data.get("rule", ""))),
             examples=examples["matches"],
             rejects=examples["rejects"],
             text=self.text,
         )
-        if self.bound:
-            self.check_names(rule, names)
+        self.check_names(rule, names)
         self.raise_faults()
         return rule
-
-    def raise_faults(self) -> None:
-        if not self.faults:
-            return
-        count = "one fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
-        what = f"rule file has {count}:\n" + "\n".join(self.faults)
-        raise RuleError(what, None, _NEXT)
-
-    def check_fields(self) -> None:
-        for key, value in self.data.items():
-            wanted = FIELDS.get(str(key))
-            if wanted is None:
-                hint = near(str(key), FIELDS) or f"; fields are {', '.join(FIELDS)}"
-                self.fault(f"unknown field `{key}`{hint}", self.places.of_key(self.data, key))
-            elif not isinstance(value, wanted):
-                place = self.places.of_value(self.data, key)
-                self.fault(f"`{key}` must be {_SAID[wanted]}", place)
-        for key in (k for k in _NEEDED if k not in self.data):
-            self.fault(f"field `{key}` is missing", f"{self.path}:1:1")
-        if ("replace" in self.data) == ("refuse" in self.data):
-            both = "`replace` or `refuse`: one of them"
-            said = f"{both}, not both" if "replace" in self.data else f"{both} is missing"
-            self.fault(said, f"{self.path}:1:1")
-        if self.data.get("refuse") == "":
-            place = self.places.of_value(self.data, "refuse")
-            self.fault("`refuse` says why the target has no function for it", place)
-        name = self.data.get("rule")
-        if isinstance(name, str) and not re.fullmatch(r"[A-Za-z]\w*", name):
-            place = self.places.of_value(self.data, "rule")
-            self.fault(f"`{name}` is no rule name: letters, digits and _", place)
-
-    def box(self, key: str) -> Any:
-        return self.data.get(key) or {}
 
     def where(self) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         kinds: dict[str, str] = {}
         choices: dict[str, dict[str, str]] = {}
         box = self.box("where")
         for names, kind in box.items():
-            for name in (n.strip() for n in str(names).split(",")):
+            for name in _listed(names):
                 if isinstance(kind, dict):
                     choices[name] = {str(k): str(v) for k, v in kind.items()}
                 elif isinstance(kind, str) and ("|" in kind or kind in UNARY):
@@ -150,12 +115,26 @@ class _Reader(CodeReader):
                 elif kind in KINDS or (isinstance(kind, str) and _is_role(kind)):
                     kinds[name] = str(kind)
                 else:
-                    hint = near(str(kind), KINDS) or f"; kinds: {', '.join(KINDS)}"
-                    place = self.places.of_value(box, names)
-                    self.fault(f"`{name}` has unknown kind `{kind}`{hint}", place)
+                    self.wrong_kind(box, names, name, kinds)
             if isinstance(kind, dict):
                 self.check_choices(kind)
         return kinds, choices
+
+    def wrong_kind(self, box: Any, names: Any, name: str, kinds: dict[str, str]) -> None:
+        """Tell it; and read on with the kind that was meant, if there is a nearest one."""
+        kind, place = box[names], self.places.of_value(box, names)
+        hint = near(str(kind), KINDS) if kind is not None else ""
+        said = "no kind" if kind is None else f"unknown kind `{kind}`"
+        self.fault(f"`{name}` has {said}{hint or f'; kinds: {_ALL_KINDS}'}", place)
+        if hint:
+            kinds[name] = hint.split("`")[1]
+        else:
+            self.unclear.add(name)
+
+    def called(self) -> set[str]:
+        """Names that the pattern calls."""
+        texts = (str(self.data.get(key, "")) for key in ("match", "given"))
+        return set().union(*(words_of(text)[1] for text in texts))
 
     def plain_choices(self, box: Any, key: Any) -> dict[str, str]:
         """`silu | gelu`: each operation stands in the replacement as its name, a text."""
@@ -187,9 +166,16 @@ class _Reader(CodeReader):
         try:
             found = parse_pattern(str(self.data[key]), modules, choices)
         except PatternError as error:
-            self.fault(str(error), self.places.of_value(self.data, key, error.line, error.column))
+            for fault in error.all:
+                place = self.places.of_value(self.data, key, fault.line, fault.column)
+                self.fault(str(fault), place)
+            self.bound = False
+            plain, called = words_of(str(self.data[key]))
+            self.guessed |= plain
+            self.unclear |= called - modules - choices
             return ()
         if not found:
+            self.bound = False
             self.fault(
                 "expected an equation, `name = expression`", self.places.of_value(self.data, key)
             )
@@ -201,16 +187,17 @@ class _Reader(CodeReader):
         box = self.box("weights")
         for names, how in box.items():
             place = self.places.of_value(box, names)
-            targets = tuple(n.strip() for n in str(names).split(","))
+            targets = tuple(_listed(names))
             found = re.fullmatch(r"(stack|split)\(([\w, ]+)\)", str(how).strip())
             sources = tuple(s.strip() for s in found[2].split(",")) if found else ()
             one = targets if found and found[1] == "stack" else sources
             if not found or len(one) != 1:
                 self.fault(f"`{how}` is not `name: stack(a, b)` or `a, b: split(name)`", place)
+                self.unclear |= set(targets)
                 continue
             known = modules | cut if found[1] == "stack" else modules
             for source in sources:
-                if source not in known:
+                if source not in known | self.unclear:
                     hint = near(source, known)
                     self.fault(f"`{source}` is not a captured linear module{hint}", place)
             specs.append(WeightSpec(targets, found[1], sources))
@@ -219,9 +206,10 @@ class _Reader(CodeReader):
     def shard(self, weights: set[str]) -> dict[str, str]:
         box = self.box("shard")
         for name, how in box.items():
-            if name not in weights:
+            if name not in weights | self.unclear:
                 place = self.places.of_key(box, name)
-                self.fault(f"`{name}` is no weight of this rule{near(str(name), weights)}", place)
+                hint = near(str(name), weights | self.unclear)
+                self.fault(f"`{name}` is no weight of this rule{hint}", place)
             if how not in SHARDS:
                 hint = near(str(how), SHARDS) or f"; one of {', '.join(SHARDS)}"
                 place = self.places.of_value(box, name)
@@ -229,17 +217,25 @@ class _Reader(CodeReader):
         return {str(k): str(v) for k, v in box.items()}
 
     def check_names(self, rule: Rule, bound: set[str]) -> None:
-        """Every declared capture is bound by the pattern, every output is one of `match`."""
-        box = self.box("where")
+        """Every declared capture is bound by the pattern, every output is one of `match`.
+
+        What a wrong pattern binds is not known, so nothing is told of it.
+        """
+        box = self.box("where") if self.bound else {}
         for names in box:
-            for name in (n.strip() for n in str(names).split(",")):
+            for name in _listed(names):
                 if name not in bound:
                     place = self.places.of_key(box, names)
                     self.fault(f"`{name}` is declared but the pattern never binds it", place)
-        for name in rule.outputs if "replace" in self.data else ():
+        for name in rule.outputs if "replace" in self.data and rule.match else ():
             if not any(name in s.targets for s in rule.match):
                 place = self.places.of_value(self.data, "replace")
                 self.fault(f"`{name}` is given here but no equation of `match` has it", place)
+
+
+def _listed(names: Any) -> list[str]:
+    """The names of a key such as `gate, up`."""
+    return [name.strip() for name in str(names).split(",")]
 
 
 def _is_role(kind: str) -> bool:

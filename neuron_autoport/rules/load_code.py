@@ -13,30 +13,30 @@ from typing import Any
 
 from neuron_autoport.rules.check import check_code, check_condition
 from neuron_autoport.rules.expressions import ExpressionError, parse_expression
+from neuron_autoport.rules.load_fields import FieldReader
 from neuron_autoport.rules.pattern import Statement
-from neuron_autoport.rules.places import Places, character
+from neuron_autoport.rules.places import character
 
 PHASES = ("prefill", "decode")
 TARGETS = ("trn2", "trn3")
 _SCOPE = re.compile(rf"({'|'.join((*PHASES, *TARGETS))}): *")
 
 
-class CodeReader:
-    """One rule file under way: its text, its parsed data, and the faults found so far.
+class CodeReader(FieldReader):
+    """One rule file under way, and what is known of its names.
 
     bound: is the pattern free of faults? Else names that it binds would seem unknown.
+    guessed: names that a wrong pattern seems to bind to values. unclear: names that a fault told already leaves
+    without a meaning, so nothing is told of how they are used.
     optional: names that may be None.
     """
 
     def __init__(self, path: Path, data: Any, text: str) -> None:
-        self.path, self.data, self.text = path, data, text
-        self.places = Places(path, text)
-        self.faults: list[str] = []
+        super().__init__(path, data, text)
         self.bound = True
+        self.guessed: set[str] = set()
+        self.unclear: set[str] = set()
         self.optional: set[str] = set()
-
-    def fault(self, message: str, place: str) -> None:
-        self.faults.append(f"{place}: {message}")
 
     def code_place(self, box: Any, key: Any, node: ast.AST) -> str:
         line = getattr(node, "lineno", 1)
@@ -61,9 +61,7 @@ class CodeReader:
         if isinstance(self.data["replace"], dict):
             box, key = self.data["replace"], "prefill"
             if set(box) != set(PHASES):
-                place = self.places.of_value(self.data, "replace")
-                self.fault("`replace` has `prefill` and `decode`, or is one equation", place)
-                return ast.Assign(targets=[], value=ast.Constant(None)), None
+                return self.wrong_phases(box, weights, names, roles), None
         first = self.replacement(box, key, weights, names, roles)
         if key == "replace":
             return first, None
@@ -72,6 +70,17 @@ class CodeReader:
             place = self.places.of_value(box, "decode")
             self.fault("`decode` gives other names than `prefill`", place)
         return first, second.value
+
+    def wrong_phases(
+        self, box: Any, weights: set[str], names: set[str], roles: set[str]
+    ) -> ast.Assign:
+        """Tell what is not a phase, and which one is missing; what stands there is checked all the same."""
+        if self.unknown_keys(box, PHASES):
+            place = self.places.of_value(self.data, "replace")
+            self.fault("`replace` has `prefill` and `decode`, or is one equation", place)
+        for key in box:
+            self.replacement(box, key, weights, names, roles)
+        return ast.Assign(targets=[], value=ast.Constant(None))
 
     def replacement(
         self, box: Any, key: str, weights: set[str], names: set[str], roles: set[str]
@@ -87,9 +96,9 @@ class CodeReader:
             place = self.places.of_value(box, key)
             self.fault("expected one equation, `outputs = NF.function(...)`", place)
             return nothing
-        if self.bound:
-            for message, node in check_code(body[0].value, weights, names - roles, roles):
-                self.fault(message, self.code_place(box, key, node))
+        values, modules = (names - roles) | self.unclear, roles | self.unclear
+        for message, node in check_code(body[0].value, weights, values, modules):
+            self.fault(message, self.code_place(box, key, node))
         return body[0]
 
     def conditions(
@@ -109,7 +118,8 @@ class CodeReader:
                 self.fault(f"`{text}`: {error}", place)
                 continue
             found.append((text, tree))
-            for message, node in check_condition(tree, linears, names, roles) if self.bound else ():
+            known, modules = {*names, *self.unclear}, {*roles, *self.unclear}
+            for message, node in check_condition(tree, linears, known, modules):
                 column = character(text[start:], 1, getattr(node, "col_offset", 0)) + start
                 self.fault(f"`{text}`: {message}", self.places.of_value(box, i, 1, column))
         return tuple(found)

@@ -62,18 +62,27 @@ class _Item:
         place = self.places.of_value(self.items, self.index)
         if isinstance(item, str) and self.key == "matches":
             return self.example(self.items, self.index, {})
-        if not isinstance(item, CommentedMap) or "source" not in item:
+        missing = self.fields(item) if isinstance(item, CommentedMap) else {"source"}
+        if "source" in missing:
             needed = "`source`" if self.key == "matches" else "`because` and `source`"
             self.wrong(f"an example of `{self.key}` has {needed}", place)
-            return None
+        elif "because" in missing:
+            self.wrong("an example of `rejects` says `because`", place)
+        return self.values(item) if isinstance(item, CommentedMap) else None
+
+    def fields(self, item: Any) -> set[str]:
+        """Tell the fields that are unknown; what is needed, and neither there nor meant, is returned."""
+        missing = {"source"} if self.key == "matches" else {"source", "because"}
+        missing -= set(item)
         for name in (n for n in item if n not in _KEYS[self.key]):
             hint = near(str(name), _KEYS[self.key])
+            missing -= set(hint.split("`")[1:2])
             hint = hint or f"; there are {', '.join(_KEYS[self.key])}"
-            self.wrong(
-                f"unknown field `{name}` of an example{hint}", self.places.of_key(item, name)
-            )
-        if self.key == "rejects" and "because" not in item:
-            self.wrong("an example of `rejects` says `because`", place)
+            place = self.places.of_key(item, name)
+            self.wrong(f"unknown field `{name}` of an example{hint}", place)
+        return missing
+
+    def values(self, item: Any) -> Example | None:
         for name in ("because", "source"):
             if name in item and not isinstance(item[name], str):
                 self.wrong(f"`{name}` must be text", self.places.of_value(item, name))
@@ -81,7 +90,9 @@ class _Item:
             self.wrong("`init` must be a mapping", self.places.of_value(item, "init"))
         if "input" in item and not _shapes(item["input"]):
             self.wrong(_SHAPE_SAID, self.places.of_value(item, "input"))
-        return self.example(item, "source", item) if self.good else None
+        text = isinstance(item.get("source"), str)
+        made = self.example(item, "source", item) if text else None
+        return made if self.good else None
 
     def example(self, box: Any, key: Any, more: Any) -> Example | None:
         """The example whose source is `box[key]`, if that is Python and has a class."""

@@ -40,7 +40,10 @@ _OPTIONAL = re.compile(r"([A-Za-z_]\w*)\?")
 
 
 class PatternError(Exception):
-    """The pattern text is wrong; line and column are relative to it, from 1."""
+    """The pattern text is wrong; line and column are relative to it, from 1.
+
+    all: this fault and the others of the text, in the order of their places.
+    """
 
     def __init__(
         self, message: str, node: ast.AST | None = None, line: int = 1, column: int = 1
@@ -48,6 +51,7 @@ class PatternError(Exception):
         super().__init__(message)
         self.line = getattr(node, "lineno", line)
         self.column = getattr(node, "col_offset", column - 1) + 1
+        self.all: tuple[PatternError, ...] = (self,)
 
 
 def parse_pattern(text: str, modules: set[str], choices: set[str]) -> tuple[Statement, ...]:
@@ -58,7 +62,8 @@ def parse_pattern(text: str, modules: set[str], choices: set[str]) -> tuple[Stat
         modules: names declared as modules in `where`; choices: names declared as operations there.
 
     Raises:
-        PatternError: with the place and, for an unknown operation, the nearest known one.
+        PatternError: with the place and, for an unknown operation, the nearest known one. It has the other
+            faults, too.
     """
     plain = _OPTIONAL.sub(r"\1 ", text)  # the same length: places stay right
     try:
@@ -67,11 +72,43 @@ def parse_pattern(text: str, modules: set[str], choices: set[str]) -> tuple[Stat
         message = f"not an equation: {error.msg}"
         raise PatternError(message, None, error.lineno or 1, error.offset or 1) from None
     parser = _Parser(modules, choices, _places_of_optional(text))
+    found = [parser.read(node) for node in body]
+    if not parser.faults:
+        return tuple(s for s in found if s is not None)
+    for fault in parser.faults:  # ast counts bytes
+        fault.column = character(text, fault.line, fault.column - 1)
+    faults = sorted(parser.faults, key=lambda f: (f.line, f.column))
+    faults[0].all = tuple(faults)
+    raise faults[0]
+
+
+def words_of(text: str) -> tuple[set[str], set[str]]:
+    """Of a pattern that may be wrong: names that stand alone, and names that are called.
+
+    Where the text is not even Python, any word may be either; all are said to be called.
+    """
     try:
-        return tuple(parser.statement(node) for node in body)
-    except PatternError as error:  # ast counts bytes
-        error.column = character(text, error.line, error.column - 1)
-        raise
+        tree = ast.parse(_OPTIONAL.sub(r"\1 ", text))
+    except SyntaxError:
+        return set(), set(re.findall(r"\w+", text))
+    functions = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    called = {f.id for f in functions if isinstance(f, ast.Name)}
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - called, called
+
+
+def _parts(node: ast.AST) -> list[ast.expr]:
+    """What inside a wrong node may have faults of its own: calls and sums, not what only fails to be one."""
+    if isinstance(node, ast.Assign | ast.Expr):
+        value = node.value
+        named = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+        whole = named and value.func.id in ("split", "cut")  # type: ignore[attr-defined]
+        return _parts(value) if whole else [value]
+    operands: list[ast.expr] = []
+    if isinstance(node, ast.Call):
+        operands = node.args
+    elif isinstance(node, ast.BinOp):
+        operands = [node.left, node.right]
+    return [n for n in operands if isinstance(n, ast.Call | ast.BinOp | ast.UnaryOp)]
 
 
 def _places_of_optional(text: str) -> set[tuple[int, int]]:
@@ -87,6 +124,21 @@ def _places_of_optional(text: str) -> set[tuple[int, int]]:
 class _Parser:
     def __init__(self, modules: set[str], choices: set[str], optional: set[tuple[int, int]]):
         self.modules, self.choices, self.optional = modules, choices, optional
+        self.faults: list[PatternError] = []
+        self.known: dict[int, Pattern] = {}  # by node: none is read, or blamed, twice
+
+    def read(self, node: ast.stmt) -> Statement | None:
+        """A statement; None if it is wrong, and then its operands have been looked through as well."""
+        try:
+            return self.statement(node)
+        except PatternError as error:
+            self.wrong(error, node)
+            return None
+
+    def wrong(self, error: PatternError, node: ast.AST) -> None:
+        self.faults.append(error)
+        for part in _parts(node):
+            self.expression(part)
 
     def statement(self, node: ast.stmt) -> Statement:
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
@@ -118,6 +170,16 @@ class _Parser:
         raise PatternError("call an operation by name, or as F.name or torch.name", node)
 
     def expression(self, node: ast.expr) -> Pattern:
+        """What the node says; if that is wrong, the fault is kept and a name stands for it."""
+        if id(node) not in self.known:
+            try:
+                self.known[id(node)] = self.understood(node)
+            except PatternError as error:
+                self.known[id(node)] = Var("_")
+                self.wrong(error, node)
+        return self.known[id(node)]
+
+    def understood(self, node: ast.expr) -> Pattern:
         if isinstance(node, ast.Name):
             return Var(node.id)
         number = node.value if isinstance(node, ast.Constant) else ...

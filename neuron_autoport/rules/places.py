@@ -37,6 +37,10 @@ class Places:
         if not isinstance(box, CommentedMap | CommentedSeq):
             return 1, 1
         row, start = box.lc.value(key) if isinstance(box, CommentedMap) else box.lc.item(key)
+        if (
+            isinstance(box, CommentedMap) and box[key] is None
+        ):  # ruamel gives the place of what follows
+            row, start = box.lc.key(key)
         first = self.lines[row][start : start + 1] if row < len(self.lines) else ""
         if first and first in "|>":
             return row + line + 1, self._indent_below(row) + column

@@ -50,7 +50,7 @@ class PythonCheck:
             raise RuleError(what, place, step)
         try:
             said = self.function()(SimpleNamespace(**facts_of(match)))
-        except Exception as error:  # whatever the user's code raises
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
             what = f"`{_FUNCTION}` of a rule failed: {type(error).__name__}: {error}"
             raise RuleError(what, place, f"mend {self.path}") from error
         if said is not None and not isinstance(said, str):

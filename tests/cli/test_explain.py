@@ -21,9 +21,9 @@ from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.rewrite.reasons import CODES
 from neuron_autoport.rules.examples import Kind
 from neuron_autoport.rules.library import load_rules
-from neuron_autoport.rules.load import FIELDS as RULE_FIELDS
 from neuron_autoport.rules.load import load_rule
 from neuron_autoport.rules.load_examples import _KEYS
+from neuron_autoport.rules.load_fields import FIELDS as RULE_FIELDS
 from neuron_autoport.rules.pattern import OPERATIONS
 from neuron_autoport.rules.rule import KINDS, SHARDS
 from neuron_autoport.single import for_real, random_calls, trace_alone

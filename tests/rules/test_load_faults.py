@@ -109,7 +109,9 @@ CASES: list[tuple[str, str, str]] = [
     ("{gate: column,", "{§gaet: column,", "`gaet` is no weight of this rule; did you mean `gate`?"),
     # replace
     ("y = NF.mlp(x.flatten(0, -2),", "y = §NF.mpl(x.flatten(0, -2),", "no function `mpl`; did you mean"),
-    ("y = NF.mlp(x.flatten(0, -2),", "y = §NF.o_proj(x.flatten(0, -2),", "NF.o_proj: got an unexpected"),
+    ("y = NF.mlp(x.flatten(0, -2),", "y = §NF.mlp(", "NF.mlp needs `down_w`"),
+    ("down.weight, act_fn=act)", "down.weight, §act_fun=act)", "NF.mlp takes no argument `act_fun`; did you mean"),
+    ("down.weight, act_fn=act)", "down.weight, §gate_w=act)", "NF.mlp gets `gate_w` by position already"),
     ("y = NF.mlp(x.flatten(0, -2),", "§z = NF.mlp(x.flatten(0, -2),", "`z` is given here but no"),
     ("down.weight, act_fn=act)", "§dwon.weight, act_fn=act)", "`dwon` is bound by nothing; did you"),
     ("down.weight, act_fn=act)", "§down.wieght, act_fn=act)", "did you mean `weight`?"),

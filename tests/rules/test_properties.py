@@ -156,7 +156,7 @@ class MLP(nn.Module):
         return self.down({product})
 """
 mlp_spelling = st.fixed_dictionaries(
-    {"silu": pick(SILUS[:5]), "glu": pick(GLUS), "swap": st.booleans(), "order": st.booleans(),
+    {"silu": pick(SILUS), "glu": pick(GLUS), "swap": st.booleans(), "order": st.booleans(),
      "gate_bias": st.booleans(), "up_bias": st.booleans(), "down_bias": st.booleans()}
 )  # fmt: skip
 

@@ -42,6 +42,25 @@ def test_roles_in_a_circle(tmp_path: Path) -> None:
         load_rules([tmp_path])
 
 
+def test_every_wrong_role_at_once(tmp_path: Path) -> None:
+    """Two circles, a role nobody gives, an argument nobody passes."""
+    write(tmp_path, "one", "two")
+    write(tmp_path, "two", "one")
+    write(tmp_path, "three", "three")
+    write(tmp_path, "four", "rms_norms")
+    (tmp_path / "mine.yaml").write_text(PASSED.format(offset="0.0", name="wait"))
+    with pytest.raises(RuleError) as caught:
+        load_rules([tmp_path])
+    head, *told = caught.value.what.replace(f"{tmp_path}/", "").splitlines()
+    assert (head, caught.value.where) == ("rule files have 4 faults:", None)
+    assert sorted(told) == [
+        "four.yaml:5:9: `norm` has unknown kind `rms_norms`: no rule has this role; did you mean `rms_norm`?",
+        "mine.yaml:5:9: `norm.wait`: NK.rms_norm of rms_norm takes no such argument; did you mean `weight`?",
+        "one.yaml:5:9: roles ask for each other: one → two → one",
+        "three.yaml:5:9: roles ask for each other: three → three",
+    ]
+
+
 def test_a_role_another_rule_gives(tmp_path: Path) -> None:
     write(tmp_path, "mine", "rms_norm")
     rule = next(r for r in load_rules([tmp_path]) if r.name == "mine")
