@@ -70,7 +70,7 @@ def _made(own: OwnModule, command: str) -> nn.Module:
     """An instance without data; its code may raise anything."""
     try:
         return on_meta(own.new, own.dtype)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         doing = f"{own.called}{signature_of(own.made_by)} cannot be made"
         step = f"""give its arguments: {command} --init '{{"NAME": VALUE}}'"""
         raise own.failed(error, doing, step) from error
@@ -80,12 +80,12 @@ def _running(own: OwnModule, command: str) -> nn.Module:
     """An instance with weights that has run on the inputs."""
     try:
         module = for_real(own.new)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise own.failed(error, f"{own.called} cannot be made", "make it run first") from error
     name = f"{type(module).__name__}.forward{signature_of(type(module).forward)}"
     try:
         run(module, random_calls(own.inputs, 1)[0])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         given = ", ".join(str(i) for i in own.inputs)
         step = f"give the sizes it takes: {command}"
         raise own.failed(error, f"{name} does not run on {given}", step) from error

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from neuron_autoport.errors import ModelError
 from neuron_autoport.models.build import meta_model
+from neuron_autoport.models.calling import call_of
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.rewrite.plan import ClassPlan, left_alone, plan_class
 from neuron_autoport.rewrite.site import Site
@@ -129,7 +130,8 @@ def _trace(models: _Models) -> tuple[nn.Module, Names, ModuleTrace]:
                 continue
             model = models.of(attempt)
             names = Names(model)
-            trace = trace_model(model, (), example_inputs(), with_values=with_values, names=names)
+            args, kwargs = call_of(model, example_inputs())
+            trace = trace_model(model, args, kwargs, with_values=with_values, names=names)
             ends = _ends(trace)
             if best is None or ends < best[0]:
                 best = (ends, model, names, trace)
@@ -145,9 +147,8 @@ def _longer(model: nn.Module, names: Names, trace: ModuleTrace) -> tuple[ModuleT
     before = _idle(names, trace)
     if not before or _ends(trace):
         return trace, TOKENS
-    again = trace_model(
-        model, (), example_inputs(LONG_TOKENS), with_values=trace.answers is not None
-    )
+    args, kwargs = call_of(model, example_inputs(LONG_TOKENS))
+    again = trace_model(model, args, kwargs, with_values=trace.answers is not None)
     if _ends(again) or not _idle(names, again) < before:
         return trace, TOKENS
     return again, LONG_TOKENS

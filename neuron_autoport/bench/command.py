@@ -35,6 +35,7 @@ def bench(asked: Asked, progress: Callable[[str], None]) -> BenchReport:
         BenchError: vLLM is not installed, or an engine fails.
         ModelError: the model cannot be read.
     """
+    from neuron_autoport.models.plain import check_served
     from neuron_autoport.models.source import load_model_config
 
     versions = _versions()
@@ -42,6 +43,7 @@ def bench(asked: Asked, progress: Callable[[str], None]) -> BenchReport:
     if source.kind == "model_type":
         what = "A model type has no weights to run."
         raise BenchError(what, asked.model, "name a folder with weights: make demo-model makes one")
+    check_served(source)
     loads = [load_of(kind, batch) for kind, batch in asked.loads]
     impls = [*asked.impls, *([UNFUSED] if asked.no_rules else [])]
     settings = Settings(

@@ -102,7 +102,10 @@ def inspect_command(
     spoken_of = any(c.sites or c.refusals or c.end for c in report.classes)
     if output.format is FormatName.text and named.is_module and not spoken_of:
         typer.echo(f"no rule came near; to write one: {named.rule_command()}")
-    command = named.text() if named.is_module else f"autoport inspect {model}"
+    if output.format is FormatName.text and not named.is_module:
+        inspect_serving.say_what_stops(source)
+    trust = " --trust-remote-code" if trust_remote_code else ""
+    command = named.text() if named.is_module else f"autoport inspect {model}{trust}"
     _check(report, require_coverage, strict and compare is None, command)
     if strict:
         output.demand_nothing_lost(report, command)

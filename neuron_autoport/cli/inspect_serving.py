@@ -53,6 +53,16 @@ def with_serving(
     return report.model_copy(update={"serving": serving_info(source, port, rules, asked)})
 
 
+def say_what_stops(source: ModelSource | OwnModule) -> None:
+    """Print what stops `port` and serving, if it is known without trying."""
+    from neuron_autoport.models.plain import NEXT, stops_serving
+    from neuron_autoport.models.source import ModelSource
+
+    stopped = stops_serving(source) if isinstance(source, ModelSource) else None
+    if stopped is not None:
+        typer.echo(f"\nneither ported nor served: {stopped}\n  try: {NEXT}")
+
+
 def demand_served(report: Report, command: str) -> None:
     """`--strict`: nothing of the serving table may be refused.
 

@@ -63,9 +63,11 @@ def validate_command(
     levels = _levels(level)
     _settle_threads()
     from neuron_autoport.accuracy.options import Options, available_levels
+    from neuron_autoport.models.plain import check_served
     from neuron_autoport.models.source import load_model_config
 
     source = load_model_config(model, trust_remote_code=trust_remote_code)
+    check_served(source)
     can, why_not = available_levels(source, impl, levels, engine)
     _check_writable(json_file, html_file)
     options = Options(

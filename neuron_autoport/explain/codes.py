@@ -54,7 +54,8 @@ CODE_HELP: dict[str, CodeHelp] = {
     "AP101": CodeHelp(
         "A forward is read by running it once on tensors that have sizes but no values. Where Python asks for "
         "a value, there is none to answer with, and what is computed after it is not known. What was found "
-        "before is not used either: code that was not seen might read it.",
+        "before is not used either: code that was not seen might read it. An `if` on a tensor is not taken; but what "
+        "it chooses beside tensors, a number or a function, is no constant that a fused call could be given.",
         (
             "compute it with tensors: torch.where in place of `if`, `x / x.amax()` in place of `.item()`",
             "or move the part that needs the value into a child module: its caller is then traced past it",
@@ -145,8 +146,12 @@ CODE_HELP: dict[str, CodeHelp] = {
     ),
     "AP209": CodeHelp(
         "The fused call would read a name later (or earlier) than the code did, and in between the name gets "
-        "another value; or the match reads one value under two names that hold two on a path that was not taken.",
-        ("use another name for the other value",),
+        "another value; or the match reads one value under two names that hold two on a path that was not taken; or "
+        "a size, such as the number of tokens, decides which number or function it holds.",
+        (
+            "use another name for the other value",
+            "let an attribute of the module decide, in place of a size of the input",
+        ),
         _mlp("gate = F.silu(self.gate(x))\n"
              "inner = gate * self.up(x)\n"
              "x = x * 2\n"
@@ -237,11 +242,14 @@ CODE_HELP: dict[str, CodeHelp] = {
     "AP412": CodeHelp(
         "vLLM builds the base model of a decoder-only text model and one linear layer for its logits, with a factor "
         "and a soft-cap. transformers must list a causal language model for the configuration's type, or the "
-        "checkpoint name one in `architectures` that is for just this configuration. Between its "
+        "checkpoint name one in `architectures` that is for just this configuration. A class of code that comes with "
+        "the model must be derived from PreTrainedModel: without it there are no known places for cache, "
+        "attention and head, and such a model is inspected but neither ported nor served. Between its "
         "base model and that layer only modules of one input each may stand, which work on every row by itself.",
         (
             "name the checkpoint of a causal language model; `autoport inspect MODEL` says what it is",
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
+            "code of your own: derive it from PreTrainedModel and call `ALL_ATTENTION_FUNCTIONS.get_interface(...)`",
         ),
         words="A head `decoder(tanh(hidden))`: the `tanh` is no module that could be kept before `decoder`.",
     ),

@@ -17,7 +17,7 @@ from neuron_autoport.hosts.weights.names import ModelNames
 
 # Fields of a configuration that change nothing in the model's source.
 _OPEN = re.compile(
-    r"_.*|transformers_version|dtype|torch_dtype|architectures|.*_token_id|use_cache|return_dict|output_.*"
+    r"_.*|auto_map|transformers_version|dtype|torch_dtype|architectures|.*_token_id|use_cache|return_dict|output_.*"
     r"|id2label|label2id|problem_type|is_encoder_decoder|chunk_size_feed_forward|.*_dropout|.*_pdrop"
     r"|initializer_.*|router_aux_loss_coef|name_or_path"
 )

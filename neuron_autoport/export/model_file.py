@@ -6,10 +6,13 @@ import inspect
 import re
 from typing import Any
 
+from transformers import PretrainedConfig
+
 from neuron_autoport.export.class_facts import is_modeling
 from neuron_autoport.export.classes import Classes
 from neuron_autoport.export.globals import RUNTIME, Names
 from neuron_autoport.export.subject import Subject
+from neuron_autoport.rewrite.imports import comes_with_model
 
 
 def model_text(subject: Subject, header: str) -> tuple[str, list[str]]:
@@ -18,8 +21,9 @@ def model_text(subject: Subject, header: str) -> tuple[str, list[str]]:
     Args:
         header: the docstring's text, without quotes.
     """
-    config = type(subject.recorded.base.config).__name__
-    names = Names(given={"NF", "NK", "Backbone", "torch", config})
+    config = config_name(subject.recorded.base.config)
+    own = type(subject.recorded.base.config).__name__
+    names = Names(given={"NF", "NK", "Backbone", "torch", config, own})
     classes = Classes(subject, names, frozenset({config}))
     names.given |= {cls.__name__ for cls in classes.modules if is_modeling(cls)}
     classes.write_all()
@@ -32,6 +36,12 @@ def model_text(subject: Subject, header: str) -> tuple[str, list[str]]:
     imports = _imports(names, body, config)
     text = f'"""{header}"""\n\nfrom __future__ import annotations\n\n{imports}\n\n\n{body}\n'
     return text, [w.name for w in classes.written.values()]
+
+
+def config_name(config: PretrainedConfig) -> str:
+    """The configuration's class as a package names it: only transformers' own can be imported."""
+    cls = PretrainedConfig if comes_with_model(type(config)) else type(config)
+    return cls.__name__
 
 
 def _spaced(text: str) -> str:

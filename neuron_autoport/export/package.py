@@ -14,11 +14,12 @@ from jinja2 import Environment, StrictUndefined
 
 from neuron_autoport import __version__
 from neuron_autoport.export import facts_text
-from neuron_autoport.export.model_file import model_text
+from neuron_autoport.export.model_file import config_name, model_text
 from neuron_autoport.export.subject import Subject
 from neuron_autoport.hosts.neuron.assembly import Assembly
 from neuron_autoport.hosts.neuron.engine import Ranks
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
+from neuron_autoport.rewrite.imports import comes_with_model
 from neuron_autoport.rules.library import rules_digest
 
 _TEMPLATES = {
@@ -65,7 +66,9 @@ def package(subject: Subject, name: str) -> Package:
         "architecture": architecture,
         "upstream": type(subject.recorded.model).__name__,
         "backbone": type(subject.recorded.base).__name__,
-        "config": type(subject.recorded.base.config).__name__,
+        "config": config_name(subject.recorded.base.config),
+        "own_config": (own := _own_config(subject)),
+        "trust": " --trust-remote-code" if own else "",
         "served": subject.source.name if subject.source.kind != "model_type" else "MODEL",
         "prefix": subject.prefix,
         "embedding": facts_text.embedding_path(subject),
@@ -87,6 +90,12 @@ def package(subject: Subject, name: str) -> Package:
         text = (folder / template).read_text(encoding="utf-8")
         made[file] = environment.from_string(text).render(given)
     return Package(architecture, made)
+
+
+def _own_config(subject: Subject) -> str:
+    """Name of the configuration's class if it is of code that comes with the model; else empty."""
+    cls = type(subject.recorded.base.config)
+    return cls.__name__ if comes_with_model(cls) else ""
 
 
 def architecture_name(subject: Subject) -> str:

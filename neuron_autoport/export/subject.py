@@ -106,7 +106,7 @@ def subject(source: ModelSource, rules: Iterable[Rule], without: frozenset[str])
         NeuronHostError: the Neuron runner cannot drive the model; by name and reason.
     """
     library = tuple(rules)
-    host_source(source.config)
+    host_source(source.config, trust_remote_code=source.trust_remote_code)
     small = small_source(source)
     try:
         layers = read_layers(source)

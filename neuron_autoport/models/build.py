@@ -20,6 +20,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from neuron_autoport.models.failures import BUILD_ERRORS, build_failed
+from neuron_autoport.models.plain import build_plain, plain_class
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.models.weights import adversarial_
 
@@ -32,6 +33,8 @@ def meta_model(
     one_dtype: bool = False,
 ) -> PreTrainedModel:
     """The causal language model of `source`, every tensor on the meta device, in eval mode.
+
+    Code of a model's own may give an nn.Module without transformers' base class: see `plain.py`.
 
     Args:
         source: what `load_model_config` returned, or a configuration. It is not changed.
@@ -89,14 +92,21 @@ def _from_config(
     config = copy.deepcopy(given)
     default_dtype = torch.get_default_dtype()
     try:
-        model = AutoModelForCausalLM.from_config(config, **kwargs)
+        trusted = "trust_remote_code" in kwargs
+        plain = plain_class(config) if trusted else None
+        if plain is not None:
+            attention: str | None = kwargs.get("attn_implementation")
+            model: Any = build_plain(plain, config, dtype, attention)
+        else:
+            model = AutoModelForCausalLM.from_config(config, **kwargs)
     except BUILD_ERRORS as err:
         raise build_failed(err, what=f"The model of `{name}`", where=name, config=config) from err
     finally:
         torch.set_default_dtype(default_dtype)
     if isinstance(source, ModelSource) and source.prepare is not None:
         source.prepare(model, attn_implementation)
-    return model.eval()
+    built: PreTrainedModel = model.eval()  # or a plain module: see models/plain.py
+    return built
 
 
 def _keep_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> None:

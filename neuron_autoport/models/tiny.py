@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from neuron_autoport.errors import AutoportError, ModelError
 from neuron_autoport.models.build import meta_model, real_model
@@ -63,7 +63,10 @@ def tiny_config(
     config = source.config if isinstance(source, ModelSource) else source
     name = source.name if isinstance(source, ModelSource) else config.model_type
     try:
-        original = _describe(meta_model(source), config)
+        model: nn.Module = meta_model(source)
+        if not isinstance(model, PreTrainedModel):
+            raise _failed(name, f"{type(model).__name__} has no base class of transformers")
+        original = _describe(model, config)
     except ModelError as err:
         raise _failed(name, err.what) from err
     reasons: list[str] = []

@@ -103,7 +103,9 @@ class _Builder:
             kind, dtype = "", str(self.source.dtype)
         else:
             kind = self.source.config.model_type
-            dtype = str(getattr(self.port.model, "dtype", "?"))
+            first = next(self.port.model.parameters(), None)  # of a model without a base class
+            own = first.dtype if first is not None else "?"
+            dtype = str(getattr(self.port.model, "dtype", own))
         return s.ModelInfo(
             name=self.source.name,
             kind=self.source.kind,

@@ -23,6 +23,7 @@ from torch import nn
 
 from neuron_autoport.cache import cache_folder
 from neuron_autoport.models.python_file import import_file, write_whole
+from neuron_autoport.rewrite.imports import BY_NAME, by_name, ordinary
 from neuron_autoport.rewrite.plan import ClassPlan
 
 
@@ -61,7 +62,11 @@ def generate(plans: Iterable[ClassPlan], title: str) -> Generated:
             new = _qualified(new, {n: f"{alias[module]}.{n}" for n in clash})
         blocks.append(_class_block(named[plan], f"{alias[cls.__module__]}.{cls.__qualname__}", new))
         needed.setdefault(module, set()).update(own - clash)
+    for module, names_of in needed.items():
+        if names_of and not ordinary(module):
+            alias.setdefault(module, _alias(module, set(alias.values())))
     used = {m: a for m, a in alias.items() if any(f"{a}." in b for b in blocks)}
+    used |= {m: alias[m] for m, n in needed.items() if n and not ordinary(m)}
     text = _file_text(title, needed, blocks, used)
     made = _load(text)
     return Generated(
@@ -129,19 +134,25 @@ def _globals_read(source: str, plan: ClassPlan) -> set[str]:
 def _file_text(
     title: str, needed: dict[str, set[str]], blocks: list[str], sources: dict[str, str]
 ) -> str:
+    found_by_name = {m: a for m, a in sorted(sources.items()) if not ordinary(m)}
     lines = [
         f'"""{title}, rewritten by neuron-autoport.\n',
         "Each class is the original with another forward; rewritten places are marked `# autoport: RULE`.",
         '"""\n',
         "from __future__ import annotations\n",
-        *(f"import {m} as {a}" for m, a in sorted(sources.items())),
+        *([f"{BY_NAME}\n"] if found_by_name else []),
+        *(f"import {m} as {a}" for m, a in sorted(sources.items()) if ordinary(m)),
         "from neuron_autoport import kernels as NK",
         "from neuron_autoport import nf as NF",
     ]
     for module, names in sorted(needed.items()):
-        if names:
+        if names and module not in found_by_name:
             listed = "".join(f"    {n},\n" for n in sorted(names))
             lines.append(f"from {module} import (\n{listed})")
+    if found_by_name:
+        lines.append("\n# The model's own code, which transformers has loaded under this name.")
+    for module, alias in found_by_name.items():
+        lines += by_name(module, alias, needed.get(module, ()))
     unused = {"NF": "NF.", "NK": "NK."}
     body = "\n\n\n".join(b.rstrip("\n") for b in blocks)
     lines = [

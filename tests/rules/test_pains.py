@@ -25,6 +25,7 @@ from neuron_autoport.trace.tracer import trace_model
 from tests.helpers import family, generated_of, plan_of, proof_of, small_config, zoo_class
 
 WHERE = {
+    "P1: scale of the embedding lost": "rewrite.test_embedding_scale:test_the_embedding_keeps_its_scale",
     "P2: a norm over all heads taken for one per head": "here:test_full_width_query_norms",
     "P3: scale taken from head_dim": "here:test_the_scale_is_the_graphs",
     "P4: residual multipliers missed": "here:test_residual_multipliers_stay",
@@ -38,6 +39,8 @@ WHERE = {
     "P11: 1 + w in another dtype": "here:test_one_plus_a_float32_weight",
     "P12: renormalization guessed from the configuration": "trace.test_router:"
     "test_a_gated_shared_expert_is_told_from_a_plain_one",
+    "P16: code of its own without a base class": "cli.test_own_code:"
+    "test_p16_a_model_without_base_class_is_inspected_and_says_what_stops_port",
     "P18: traced again for every layer": "trace.test_models:"
     "test_one_trace_per_class_however_many_layers",
     "P21: default epsilon": "rules.test_properties:test_epsilon_is_read_not_assumed",

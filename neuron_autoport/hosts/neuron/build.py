@@ -19,11 +19,13 @@ from neuron_autoport.hosts.neuron.options import check_options
 from neuron_autoport.hosts.neuron.out_of_place import out_of_place
 from neuron_autoport.hosts.neuron.positions import check_positions
 from neuron_autoport.hosts.neuron.probe import read_layers
+from neuron_autoport.models.plain import NEXT, stops_serving
 from neuron_autoport.models.source import ModelSource, source_of_config
 from neuron_autoport.nf.dispatch import reference
 from neuron_autoport.pipeline import proved_port
 from neuron_autoport.port import Port
 from neuron_autoport.rewrite.emit import generate
+from neuron_autoport.rewrite.imports import comes_with_model
 from neuron_autoport.rules.sources import load_library
 
 
@@ -72,14 +74,22 @@ def port_of(source: ModelSource, port: Port, layers: list[LayerFacts]) -> Ported
     return Ported(source, port, generate(port.plans, title), layers)
 
 
-def host_source(config: PretrainedConfig) -> ModelSource:
-    """The model of a configuration, refused if it is of a kind that cannot be hosted."""
+def host_source(config: PretrainedConfig, *, trust_remote_code: bool = False) -> ModelSource:
+    """The model of a configuration, refused if it is of a kind that cannot be hosted.
+
+    Code that comes with the model may also run where its configuration's class is part of it: that ran already.
+    """
+    trusted = trust_remote_code or comes_with_model(type(config))
     where = str(config.name_or_path or config.model_type)
     if config is not config.get_text_config():
         raise refuse(f"`{config.model_type}` is multimodal; only text models are served", where)
     if getattr(config, "quantization_config", None) is not None:
         raise refuse(f"{where}: the checkpoint is quantized; plain weights only", where)
     try:
-        return source_of_config(config, where)
+        source = source_of_config(config, where, trust_remote_code=trusted)
+        stopped = stops_serving(source)
     except AutoportError as error:
         raise refuse(error.what, error.where, error.next_step) from None
+    if stopped is not None:
+        raise refuse(stopped, where, NEXT)
+    return source

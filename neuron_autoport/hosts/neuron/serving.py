@@ -13,11 +13,13 @@ from typing import Any
 
 from neuron_autoport.hosts.neuron.build import port_of
 from neuron_autoport.hosts.neuron.decode_step import decode_limit
+from neuron_autoport.hosts.neuron.errors import refuse
 from neuron_autoport.hosts.neuron.facts import LayerFacts
 from neuron_autoport.hosts.neuron.moe_blocks import decode_fits
 from neuron_autoport.hosts.neuron.moe_form import norms_apart
 from neuron_autoport.hosts.neuron.probe import read_layers
 from neuron_autoport.hosts.neuron.serving_table import Asked, Row, Table
+from neuron_autoport.models.plain import NEXT, stops_serving
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.port import Port
 from neuron_autoport.rules.rule import Rule
@@ -59,6 +61,8 @@ def serving(source: ModelSource, port: Port, rules: Iterable[Rule], asked: Asked
     Raises:
         NeuronHostError: the runner cannot drive the model at all; by name and reason.
     """
+    if (stopped := stops_serving(source)) is not None:
+        raise refuse(stopped, source.name, NEXT)
     layers = read_layers(source)
     ported = port_of(source, norms_apart(port, rules, decode_fits(asked.tp, False)), layers)
     vocabulary = int(source.text_config.vocab_size)

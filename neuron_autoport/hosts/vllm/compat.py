@@ -22,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from neuron_autoport.errors import AutoportError, ModelError
 from neuron_autoport.hosts.vllm import CHECKED_WITH, MODEL_IMPL
+from neuron_autoport.models.plain import NEXT, stops_serving
 from neuron_autoport.models.source import ModelSource, source_of_config
 
 _MODULE = "neuron_autoport.hosts.vllm.model"
@@ -176,11 +177,14 @@ def check_model(model_config: Any) -> ModelSource:
         what = f"AP412: `{config.model_type}` is multimodal; only text models are served"
         raise HostError(what, where, f"vllm serve {where} --model-impl auto")
     try:
-        return source_of_config(
-            config, where, trust_remote_code=bool(model_config.trust_remote_code)
-        )
+        trusted = bool(model_config.trust_remote_code)
+        source = source_of_config(config, where, trust_remote_code=trusted)
+        stopped = stops_serving(source)
     except ModelError as error:
         raise HostError(f"AP412: {error.what}", error.where, error.next_step) from None
+    if stopped is not None:
+        raise HostError(stopped, where, NEXT)
+    return source
 
 
 def with_fusers(

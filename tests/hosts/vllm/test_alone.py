@@ -1,4 +1,4 @@
-"""Requests that run alone: which way is chosen, what each request keeps, and what is refused."""
+"""Requests that run alone: which way is chosen, and what each request keeps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import ModelOutput
 
 from neuron_autoport.hosts.vllm import alone
-from neuron_autoport.hosts.vllm.alone import Alone, Requests, check_settings, size_of_request
+from neuron_autoport.hosts.vllm.alone import Alone, Requests
 from neuron_autoport.hosts.vllm.alone_proof import choose, prove_alone
-from neuron_autoport.hosts.vllm.compat import HostError, Refused
+from neuron_autoport.hosts.vllm.compat import Refused
 from neuron_autoport.hosts.vllm.reading import read_model
 from neuron_autoport.models.source import source_of_config
 from neuron_autoport.models.tiny import tiny_config
 from neuron_autoport.pipeline import proved_port
-from neuron_autoport.port import port_model
 
 TABLE = torch.arange(1.0, 41.0).view(20, 2) % 7
 ASKED = [
@@ -210,42 +209,6 @@ def test_a_cache_that_is_gone_is_an_error_not_another_answer(run: Any) -> None:
         run(step((4, 1, 2)), [1])
 
 
-OPTIONS = {
-    "--tensor-parallel-size": {"tensor_parallel_size": 2},
-    "--pipeline-parallel-size": {"pipeline_parallel_size": 2},
-    "--data-parallel-size": {"data_parallel_size": 2},
-    "--enable-lora": {"lora_config": object()},
-    "--speculative-config": {"speculative_config": object()},
-    "--kv-transfer-config": {"kv_transfer_config": object()},
-}
-
-
-def settings(**given: Any) -> Any:
-    ranks = {f"{n}_parallel_size": 1 for n in ("tensor", "pipeline", "data")}
-    none = dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config"))
-    parallel = ranks | {k: v for k, v in given.items() if k in ranks}
-    others = none | {k: v for k, v in given.items() if k in none}
-    return SimpleNamespace(parallel_config=SimpleNamespace(**parallel), **others)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_what_shares_tokens_or_caches_is_refused_by_its_option(option: str) -> None:
-    with pytest.raises(HostError, match=option):
-        check_settings(settings(**OPTIONS[option]), "model")
-
-
-def test_a_request_has_one_block_that_is_never_full() -> None:
-    requests = Requests(Alone("why", several=True), at_once=1, longest=16, size=2**22 + 4)
-    spec = requests.get_kv_cache_spec(None)
-    assert (spec.block_size, spec.page_size_bytes) == (16, 2**22 + 4)
-
-
-def test_a_small_cache_has_no_small_block() -> None:
-    """With blocks of 8 bytes vLLM would keep records of a hundred million."""
-    requests = Requests(Alone("why", several=True), at_once=1, longest=16, size=8)
-    assert requests.get_kv_cache_spec(None).page_size_bytes == 2**20
-
-
 class Halves(Sums):
     """Its weight is one half of what was loaded, from the first run on."""
 
@@ -304,25 +267,3 @@ def test_models_that_change_their_weights_stay_as_they_are(model: Any, expected:
     """Twice the same model: the original has changed its weight once when the other one is asked."""
     found = choose("why", model(), model(), ASKED)
     assert found == Alone("why", several=True, plain=expected)
-
-
-def test_the_line_of_the_log() -> None:
-    known = Alone("why", several=True).line(96)
-    assert "on transformers' own cache, 96 bytes at most" in known and known.endswith(": why")
-    assert "of unknown size" in Alone("why", several=True).line(None)
-    assert "read again from its first token" in Alone("why", several=True, again=True).line(96)
-    assert "nothing is rewritten" in Alone("why", several=True, plain=True).line(96)
-
-
-def test_a_cache_of_unknown_size_is_counted() -> None:
-    requests = Requests(Alone("why", several=True), at_once=1, longest=16, size=None)
-    assert requests.get_kv_cache_spec(None).page_size_bytes == 2**24
-
-
-def test_bytes_of_a_request() -> None:
-    config = tiny_config(CONFIG_MAPPING["llama"]())
-    port = port_model(config, ())
-    width = next(p.element_size() for p in port.model.parameters())
-    token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
-    assert size_of_request(Alone("why", several=True), port, 100) == 100 * token
-    assert size_of_request(Alone("why", several=True, again=True), port, 100) == 100 * 8

@@ -15,6 +15,7 @@ from neuron_autoport.cache import cache_folder
 from neuron_autoport.hosts.vllm.written_out.attending import Attending
 from neuron_autoport.hosts.vllm.written_out.region import Rewritten
 from neuron_autoport.models.python_file import import_file, write_whole
+from neuron_autoport.rewrite.imports import BY_NAME, by_name, ordinary
 
 
 def make_class(
@@ -41,10 +42,12 @@ def _file_text(original: type[nn.Module], made: Rewritten, beside: type) -> str:
     lines = [
         f'"""`{original.__name__}` beside `{beside.__name__}`."""\n',
         "from __future__ import annotations\n",
-        f"import {original.__module__} as upstream",
+        *_upstream(original.__module__),
         f"from {beside.__module__} import {beside.__name__}",
     ]
-    if names:
+    if names and not ordinary(module):
+        lines += [BY_NAME, *by_name(module, "read", names)]
+    elif names:
         lines.append(f"from {module} import (\n" + "".join(f"    {n},\n" for n in names) + ")")
     head = f"class {original.__name__}({beside.__name__}, upstream.{original.__qualname__}):"
     shell = cst.parse_module(f'{head}\n    """`{made.name}` is rewritten."""\n')
@@ -56,6 +59,12 @@ def _file_text(original: type[nn.Module], made: Rewritten, beside: type) -> str:
     assert isinstance(cls, cst.ClassDef)
     body = cls.body.with_changes(body=[*cls.body.body, function])
     return "\n".join(lines) + "\n\n\n" + shell.with_changes(body=[cls.with_changes(body=body)]).code
+
+
+def _upstream(module: str) -> list[str]:
+    if ordinary(module):
+        return [f"import {module} as upstream"]
+    return [BY_NAME, *by_name(module, "upstream")]
 
 
 def _globals_read(text: str, space: dict[str, Any]) -> set[str]:
