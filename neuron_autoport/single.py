@@ -22,6 +22,7 @@ from neuron_autoport.models.weights import adversarial_
 from neuron_autoport.port import Port, plan_trace, replan
 from neuron_autoport.prove.model import Dropped, Proof
 from neuron_autoport.prove.modules import RUN_ERRORS, ModuleProof, prove_module, prove_rewritten
+from neuron_autoport.prove.sizes import at_other_sizes
 from neuron_autoport.rewrite.emit import Generated, generate
 from neuron_autoport.rewrite.install import install
 from neuron_autoport.rules.rule import Rule
@@ -110,7 +111,8 @@ class _Alone:
         self, module: nn.Module, calls: list[Call], rules: tuple[Rule, ...], title: str
     ) -> None:
         self.module, self.rules, self.title = module, rules, title
-        self.calls = _recorded(module, calls)
+        calls = [*calls, *(other for call in calls[:1] for other in at_other_sizes(module, call))]
+        self.calls, self.count = _recorded(module, calls), len(calls)
 
     def run(self, port: Port) -> tuple[Port, Generated, Proof]:
         dropped: list[Dropped] = []
@@ -119,7 +121,7 @@ class _Alone:
             proofs = tuple(self.proofs(port, made))
             failed = [p for p in proofs if not p.passed]
             if not failed:
-                how = f"by itself, on {CALLS} calls with random inputs and adversarial weights"
+                how = f"by itself, on {self.count} calls with random inputs and adversarial weights"
                 return port, made, Proof(proofs, None, tuple(dropped), how)
             dropped += self.guilty(port, failed)
             without = frozenset(f"{d.class_name}:{d.rule}" for d in dropped)

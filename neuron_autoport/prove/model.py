@@ -28,7 +28,8 @@ from neuron_autoport.rewrite.install import install_all
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rules.rule import Rule
 
-_TOKENS = 13
+# Others than those of the trace: what these have decided shows then. The last is for code that only a long prompt runs.
+_ROWS, _TOKENS, _LONG = BATCH + 1, 13, LONG_TOKENS + 13
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class _TinyProof:
     def prove(self) -> None:
         port = port_model(self.source, self.rules, without=self.off)
         if port.tokens > BATCH * TOKENS:  # there is code that only a long prompt runs
-            self.ids = _token_ids(self.config, LONG_TOKENS)
+            self.ids = _token_ids(self.config, _LONG)
         calls = self.record()
         while True:
             without = self.off | {f"{d.class_name}:{d.rule}" for d in self.dropped}
@@ -227,7 +228,7 @@ def _token_ids(config: Any, tokens: int) -> torch.Tensor:
     vocabulary = config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
     low = min(3, vocabulary - 1)  # ids below are often special
-    return torch.randint(low, vocabulary, (2, tokens), generator=generator)
+    return torch.randint(low, vocabulary, (_ROWS, tokens), generator=generator)
 
 
 def _cover(port: Port, tiny: _TinyProof | None, how: str) -> Proof:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.models.weights import adversarial_
 from neuron_autoport.prove.modules import Call, ModuleProof, prove_module
+from neuron_autoport.prove.sizes import at_other_sizes
 from neuron_autoport.rewrite.emit import Generated
 from neuron_autoport.rewrite.plan import ClassPlan
 
@@ -41,7 +42,8 @@ def prove_at_own_size(model: nn.Module, path: str, plan: ClassPlan, made: Genera
         _fill_unset(module)
         adversarial_(module)
         _compute_attention(module)
-        calls = [_real_call(plan.trace.call)]
+        call = _real_call(plan.trace.call)
+        calls = [call, *at_other_sizes(module, call)]
     except (RuntimeError, AutoportError) as error:
         return ModuleProof(path, name, None, None, f"could not be made real: {error}")
     return prove_module(path, module, plan, made.classes[plan], calls)

@@ -126,11 +126,21 @@ def close_untaken(source: ForwardSource, edits: Edits, paths: set[str], ops: Ite
     gone = edits.removed | set(edits.replaced)
     taken = [place for _, place in source.placed(ops)]
     for node in naming(source, paths, gone):
-        if not isinstance(node, cst.Attribute):
-            continue
+        if not isinstance(node, cst.Attribute) or _is_target(source, node):
+            continue  # to bind it again is a use that stays: `check_modules` refuses it
         block = source.block_of(source.statement_of(node) or node)
         branch = source.parents.get(block) if block is not None else None
         if block is None or not isinstance(branch, cst.If | cst.Else):
             continue
         if not any(inside(place, source.range(block)) for place in taken):
             edits.replaced[node] = f'NF.moved("{source.code(node)}")'
+
+
+def _is_target(source: ForwardSource, node: cst.CSTNode) -> bool:
+    """Is it bound, or taken away, there?"""
+    parent = source.parents.get(node)
+    while isinstance(parent, cst.Tuple | cst.List | cst.Element | cst.StarredElement):
+        node, parent = parent, source.parents.get(parent)
+    if isinstance(parent, cst.AugAssign | cst.AnnAssign | cst.For):
+        return parent.target is node
+    return isinstance(parent, cst.AssignTarget | cst.Del | cst.AsName)

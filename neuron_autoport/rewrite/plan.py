@@ -13,6 +13,7 @@ from types import ModuleType
 
 from neuron_autoport import kernels, nf
 from neuron_autoport.rewrite.apply import apply_edits
+from neuron_autoport.rewrite.decided import Decided
 from neuron_autoport.rewrite.edit import edit_match
 from neuron_autoport.rewrite.made_up import refuse_made_up
 from neuron_autoport.rewrite.reasons import STATED, Refusal, Refused
@@ -196,6 +197,7 @@ def _choose(
         return _Chosen()
     chosen = _Chosen(source=source)
     taken_ops: set[Op] = set()
+    decided = Decided(source, trace)
     names = set(trace.reads) | set(dir(trace.module_class))
     for candidate in candidates:
         rule, match = candidate.rule, candidate.match
@@ -209,6 +211,7 @@ def _choose(
                 unmet = rule.check(match)
             if unmet is not None:
                 raise Refused("AP301", unmet)
+            decided.check(match.interior)
             weights = plan_weights(rule, match, names)
             edits = edit_match(rule, match, weights, graph, source, chosen.edits)
             _check_apart(source, chosen.edits, edits)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from neuron_autoport.trace.members import Names
 from neuron_autoport.trace.module_trace import ChildCall
-from neuron_autoport.trace.spans import running_spans
+from neuron_autoport.trace.spans import Span, running_spans
 
 _NODE_VALUES = (fx.Node, str, int, float, bool, complex, torch.dtype, torch.device, torch.Size)
 
@@ -39,6 +39,8 @@ class Frame:
         self.nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}
         self.children: list[ChildCall] = []
         self.assumed: list[str] = []
+        self.asked: list[tuple[Span, ...]] = []
+        self.sized: set[tuple[Span, ...]] = set()
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """The node that made `tensor`; states of the module and foreign tensors get one here."""
@@ -87,6 +89,16 @@ class Frame:
                     self.bind(node, tensor)
                     names.append(node.name)
         return tuple(names)
+
+    def assume(self, what: str = "") -> None:
+        """Note that a value of a tensor was asked for, and where, with what it was answered."""
+        spans = running_spans(self.code)
+        self.asked.append(spans)
+        self.assumed.append(f"{what}{spans[:1]}")
+
+    def size_read(self) -> None:
+        """Note where the code got a size of a tensor."""
+        self.sized.add(running_spans(self.code))
 
     def record(
         self, op: str, target: Any, args: Any, kwargs: Any, result: Any, written: Any = ()

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from neuron_autoport.trace.guards import Expected
 from neuron_autoport.trace.members import module_at
+from neuron_autoport.trace.spans import Span
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class ModuleTrace:
     `writes`: indices, among the tensors of the call, of those whose data the forward changes.
     `result` is what forward returned, or None where `end` says why it did not; `call` holds the
     positional and keyword arguments it was traced with.
+    `asked`: where the value of a tensor was asked for; `sized`: where a size of one was read.
     `answers`: None, or, in a trace with made-up values, the numbers among them that Python code got.
     """
 
@@ -54,6 +56,8 @@ class ModuleTrace:
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     writes: tuple[int, ...] = ()
     answers: frozenset[float] | None = None
+    asked: tuple[tuple[Span, ...], ...] = ()
+    sized: frozenset[tuple[Span, ...]] = frozenset()
 
     def holds_for(self, module: nn.Module) -> bool:
         """Would tracing `module` give this same trace? True if all that was read is equal there."""

@@ -25,7 +25,7 @@ from neuron_autoport.trace.members import Names
 from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd
 from neuron_autoport.trace.spans import running_spans, running_where
 from neuron_autoport.trace.values import NoValue, Values
-from neuron_autoport.trace.writes import changed_since, tensors_in, versions_of
+from neuron_autoport.trace.writes import changed_since, has_tensor, tensors_in, versions_of
 
 _session: Session | None = None
 
@@ -42,6 +42,7 @@ _RUN_ERRORS = (
 )  # fmt: skip
 # Questions with a yes-or-no answer: `if t`, `3 in t`, `torch.equal(t, u)`.
 _YES_OR_NO = frozenset({"__bool__", "__contains__", "equal", "allclose", "is_nonzero"})
+_SIZES = frozenset({"size", "numel", "nelement", "__len__", "stride"})
 _NUMBERS = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})
 
 
@@ -73,11 +74,11 @@ class Session(TorchFunctionMode):
         if name in _YES_OR_NO | _NUMBERS and args[0].device.type == "meta":
             return self.answer(name, func, args, kwargs)
         run = self.values.run if self.values is not None else _call
-        if (
-            name == "__get__"
-        ):  # most often a shape or dtype, which is no operation; nothing is written
+        if name == "__get__":  # most often a shape or dtype: no operation, and nothing is written
             result = run(func, args, kwargs)
-            if _has_tensor(result):
+            if isinstance(result, torch.Size):
+                self.stack[-1].size_read()
+            elif has_tensor(result):
                 self.stack[-1].record("call_function", func, args, kwargs, result, [])
             return result
         versions = versions_of(args, kwargs)
@@ -85,10 +86,12 @@ class Session(TorchFunctionMode):
         written = changed_since(versions)
         if name == "__set__":  # `x.data = y`: another storage, the version stays
             written = [args[0]]
-        if _has_tensor(result):
+        if has_tensor(result):
             self.stack[-1].record("call_function", func, args, kwargs, result, written)
         elif written:
             self.stack[-1].record("call_function", func, args, kwargs, args[0], written)
+        elif name in _SIZES:
+            self.stack[-1].size_read()
         return result
 
     def answer(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -97,12 +100,12 @@ class Session(TorchFunctionMode):
         if self.values is not None:
             with suppress(NoValue):
                 value = self.values.answer(func, args, kwargs)
-                frame.assumed.append(f"{name}() was made up: {running_spans(frame.code)[:1]}")
+                frame.assume(f"{name}() was made up: ")
                 return value
         if name in _NUMBERS:
             raise CannotAnswer(f"{name}() asks for the value of a tensor")
         # No value to answer with: take the branch not taken, and say so. The source keeps both.
-        frame.assumed.append(str(running_spans(frame.code)[:1]))
+        frame.assume()
         return False
 
     def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -137,6 +140,8 @@ class Session(TorchFunctionMode):
         written = [tensors_in(args, kwargs)[i] for i in trace.writes]
         frame.record("call_module", path, args, kwargs, result, written)
         frame.children.append(ChildCall(path, trace))
+        if trace.asked and not all(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(result)):
+            frame.asked.append(running_spans(frame.code))  # a plain value may hang on the answer
         return result
 
     def trace(self, module: nn.Module, args: Any, kwargs: Any, call: Any) -> ModuleTrace:
@@ -196,6 +201,8 @@ class Session(TorchFunctionMode):
             result=result,
             end=end,
             assumed=tuple(frame.assumed),
+            asked=tuple(frame.asked),
+            sized=frozenset(frame.sized),
             call=(tuple(args), dict(kwargs)),
             answers=frozenset(self.values.answers) if self.values is not None else None,
             writes=tuple(i for i, (t, _) in enumerate(versions) if any(t is w for w in changed)),
@@ -217,12 +224,6 @@ def _each_tensor(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
     if isinstance(value, torch.Tensor):
         return function(value)
     return pytree.tree_map_only(torch.Tensor, function, value)
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_has_tensor(v) for v in value)
-    return isinstance(value, torch.Tensor)
 
 
 def _guessed_result(

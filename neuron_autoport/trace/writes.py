@@ -32,3 +32,10 @@ def changed_since(versions: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor
     with torch._C.DisableTorchFunction():
         changed = {id(t): t for t, version in versions if t._version != version}
     return list(changed.values())
+
+
+def has_tensor(value: Any) -> bool:
+    """Is it a tensor, or a list or tuple with one?"""
+    if isinstance(value, list | tuple):
+        return any(has_tensor(v) for v in value)
+    return isinstance(value, torch.Tensor)

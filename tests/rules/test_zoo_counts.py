@@ -6,6 +6,7 @@ from collections import Counter
 
 from neuron_autoport.rules.library import load_rules
 from tests.rules.attention_zoo import ATTENTIONS
+from tests.rules.decided_zoo import DECIDED
 from tests.rules.mlp_zoo import FUSED, GATED, PACKED
 from tests.rules.more_zoo import MORE
 from tests.rules.norm_zoo import NORMS
@@ -24,6 +25,8 @@ def counts() -> tuple[Counter[str], Counter[str]]:
         (right if len(rules) == 2 else alike)["attention"] += 1
     for family, _, _, _, rules in MORE:
         (right if rules else alike)[family] += 1
+    for _, name, _, _, _, expected in DECIDED:
+        (right if expected == name else alike)["decided"] += 1
     for rule in load_rules():
         right["examples"] += len(rule.examples)
         alike["examples"] += len(rule.rejects)
@@ -44,6 +47,9 @@ def test_the_zoo_is_large() -> None:
 def test_no_name_stands_twice() -> None:
     """The name says why: two modules of one family with one reason would be one test."""
     zoos = (NORMS, GATED, PACKED, ATTENTIONS)
-    for names in [[e[0] for e in zoo] for zoo in zoos] + [[f"{e[0]}: {e[1]}" for e in MORE]]:
+    for names in [[e[0] for e in zoo] for zoo in zoos] + [
+        [f"{e[0]}: {e[1]}" for e in MORE],
+        [e[2] for e in DECIDED],
+    ]:
         twice = [n for n, c in Counter(names).items() if c > 1]
         assert not twice
