@@ -193,6 +193,15 @@ def test_a_compiler_that_fails_is_quoted(
     assert not list(cache.iterdir())
 
 
+def test_without_a_place_to_keep_it_there_is_none(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOPORT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(NoKernel, match=r"it cannot be kept: .*file"):
+        build.kernel()
+
+
 def test_it_can_be_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.SETTING, "0")
     with pytest.raises(NoKernel, match="AUTOPORT_PACKED_WEIGHTS is 0"):

@@ -82,11 +82,19 @@ def kernel() -> Kernel:
     """The kernel for this machine, from the cache or compiled now (some seconds).
 
     Raises:
-        NoKernel: switched off, no CPU of a known level, no compiler, or the compiled code is wrong.
+        NoKernel: switched off, no CPU of a known level, no compiler, no place to keep it, or the compiled code is
+            wrong.
     """
     if os.environ.get(SETTING, "1").strip() == "0":
         raise NoKernel(f"{SETTING} is 0")
     level = level_of(torch.cpu.get_capabilities())
+    try:
+        return _kept_or_made(level)
+    except OSError as error:
+        raise NoKernel(f"it cannot be kept: {error}") from None
+
+
+def _kept_or_made(level: Level) -> Kernel:
     command = [*_compiler(), *_flags(level)]
     kept = cache_folder("kernels") / f"packed_linear-{_digest(command)}.so"
     if kept.is_file():
