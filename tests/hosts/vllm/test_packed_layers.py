@@ -122,6 +122,14 @@ def test_a_layer_that_vllm_has_other_plans_for_runs_as_vllm_runs_it() -> None:
     assert linear.cpu_linear is F.linear and linear.weight.shape == (96, 40)
 
 
+def test_a_weight_of_three_axes_is_left_to_those_who_read_it() -> None:
+    convolution = layer(UnquantizedLinearMethod())
+    convolution.weight = nn.Parameter(torch.randn(96, 1, 4), requires_grad=False)
+    weight = convolution.weight.detach().clone()
+    loaded(nn.ModuleList([convolution]))
+    assert torch.equal(convolution.weight, weight) and not hasattr(convolution, "cpu_linear")
+
+
 @pytest.mark.parametrize(
     "method", [OwnMethod(), UnquantizedEmbeddingMethod()], ids=["own method", "an embedding"]
 )

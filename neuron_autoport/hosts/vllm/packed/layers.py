@@ -46,7 +46,10 @@ class HostedLinear(UnquantizedLinearMethod):
             layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
         else:
             super().process_weights_after_loading(layer)
-            layer.cpu_linear = _as_function(layer.cpu_linear)
+            if hasattr(
+                layer, "cpu_linear"
+            ):  # not of a convolution's weight, which vLLM leaves to others
+                layer.cpu_linear = _as_function(layer.cpu_linear)
 
 
 class PackedHead(UnquantizedEmbeddingMethod):
