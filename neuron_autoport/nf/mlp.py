@@ -17,7 +17,7 @@ from neuron_autoport.nf import checks
 from neuron_autoport.nf.dispatch import nf_function
 from neuron_autoport.nf.enums import ActFnType, NormType, QuantizationType
 from neuron_autoport.nf.norms import check_norm, hidden_norm
-from neuron_autoport.nf.weights import Weight, check_weight, gate_up, linear
+from neuron_autoport.nf.weights import Weight, check_weight, gate_up, gated, linear
 
 
 def _activation(x: Tensor, act_fn: ActFnType) -> Tensor:
@@ -30,6 +30,26 @@ def _activation(x: Tensor, act_fn: ActFnType) -> Tensor:
 
 def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
     return x if low is None and high is None else torch.clamp(x, low, high)
+
+
+def _inside(
+    x: Tensor,
+    gate_w: Weight,
+    gate_b: Tensor | None,
+    up_w: Weight,
+    up_b: Tensor | None,
+    act_fn: ActFnType,
+    clamps: dict[str, float | None],
+) -> Tensor:
+    """act(clamp(x @ gate_w + gate_b)) * clamp(x @ up_w + up_b), [T, I]."""
+    if all(limit is None for limit in clamps.values()):
+        made = gated(x, gate_w, gate_b, up_w, up_b, act_fn)
+        if made is not None:
+            return made
+    gate, up = gate_up(x, gate_w, gate_b, up_w, up_b)
+    gate = _clamp(gate, clamps["gate_clamp_lower_limit"], clamps["gate_clamp_upper_limit"])
+    up = _clamp(up, clamps["up_clamp_lower_limit"], clamps["up_clamp_upper_limit"])
+    return _activation(gate, act_fn) * up
 
 
 def _check_biases(
@@ -176,10 +196,7 @@ def mlp(
     if skip_gate:
         inner = _activation(linear(x, up_w, up_b), act_fn)
     else:
-        gate, up = gate_up(x, gate_w, gate_b, up_w, up_b)
-        gate = _clamp(gate, gate_clamp_lower_limit, gate_clamp_upper_limit)
-        up = _clamp(up, up_clamp_lower_limit, up_clamp_upper_limit)
-        inner = _activation(gate, act_fn) * up
+        inner = _inside(x, gate_w, gate_b, up_w, up_b, act_fn, clamps)
     check_weight("mlp", "down_w", down_w, inner.shape[-1])
     y = linear(inner, down_w, down_b)
     return (y, total) if store_fused_add_result else y

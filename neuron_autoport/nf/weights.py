@@ -13,6 +13,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from neuron_autoport.nf.enums import ActFnType
+
 
 class HostedWeight(Protocol):
     """A weight held by the host."""
@@ -26,6 +28,13 @@ class PairedWeight(HostedWeight, Protocol):
 
     def pair_linear(self, x: Tensor, other: Weight) -> tuple[Tensor, Tensor] | None:
         """(x @ self, x @ other) by one run of the merged layer; None: they are not its halves."""
+
+
+class GatedWeight(HostedWeight, Protocol):
+    """A hosted weight of a gate whose host can make the whole inside of a gated MLP in one run."""
+
+    def gated_linear(self, x: Tensor, up: Weight, act_fn: ActFnType) -> Tensor | None:
+        """act(x @ self) * (x @ up), biases added by the host; None: not of these weights, or not this activation."""
 
 
 Weight: TypeAlias = Tensor | HostedWeight
@@ -73,3 +82,19 @@ def gate_up(
             gate, up = pair
             return gate, up
     return linear(x, gate_w, gate_b), linear(x, up_w, up_b)
+
+
+def gated(
+    x: Tensor,
+    gate_w: Weight,
+    gate_b: Tensor | None,
+    up_w: Weight,
+    up_b: Tensor | None,
+    act_fn: ActFnType,
+) -> Tensor | None:
+    """act(x @ gate + gate_b) * (x @ up + up_b) [..., out], if the host has a way to make that in one run."""
+    made = getattr(gate_w, "gated_linear", None)
+    if made is None or gate_b is not None or up_b is not None:
+        return None
+    inner: Tensor | None = made(x, up_w, act_fn)
+    return inner

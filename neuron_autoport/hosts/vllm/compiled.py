@@ -143,12 +143,14 @@ def _forward(
 def _forward_of(proved: ProvedPort, kernel: Kernel | None) -> types.FunctionType:
     """`_forward` under a name of its own, which is in the key vLLM keeps compiled code by.
 
-    vLLM's key has its configuration and versions, not what we rewrote nor how we host it.
+    vLLM's key has its configuration and versions, not what we rewrote, what that calls, nor how we host it.
     """
     level = kernel.level.architecture if kernel is not None else ""
     digest = hashlib.sha256(f"{__version__}\0{level}\0{proved.generated.text}".encode())
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
+    package = Path(__file__).parents[2]
+    for part in ("hosts/vllm", "nf", "kernels"):
+        for file in sorted((package / part).rglob("*.py")):
+            digest.update(file.read_bytes())
     made = types.FunctionType(
         _forward.__code__, globals(), _forward.__name__, _forward.__defaults__
     )

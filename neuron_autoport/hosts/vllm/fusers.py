@@ -22,7 +22,7 @@ from vllm.model_executor.models.utils import maybe_prefix
 
 from neuron_autoport.fused import FusedWeight, plain_attributes
 from neuron_autoport.hosts.vllm.compat import HostError
-from neuron_autoport.hosts.vllm.layers import LayerHalf, LayerWeight, load_arranged
+from neuron_autoport.hosts.vllm.layers import IS_GATED, LayerHalf, LayerWeight, load_arranged
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.site import Site
 
@@ -36,13 +36,14 @@ class Layer:
 
     name: where it is put. weights: those it serves, in the order of its outputs. kind: qkv, merged, row,
     replicate, or stacked: several outputs on every rank. sources: checkpoint modules with their shard
-    ids; empty if the name is the checkpoint's.
+    ids; empty if the name is the checkpoint's. gated: are the two weights gate and up of one MLP?
     """
 
     name: str
     kind: str
     weights: tuple[FusedWeight, ...]
     sources: tuple[tuple[str, Any], ...]
+    gated: bool = False
 
 
 def plan_layers(
@@ -74,10 +75,12 @@ def _on_every_rank(layer: Layer) -> Layer:
 
 def _merged(site: Site, weights: tuple[FusedWeight, ...]) -> Layer:
     parts = [p for w in weights for p in w.parts]
+    gated = len(weights) == 2 and site.rule.call == "NF.mlp"
     if len({p.module for p in parts}) == 1:  # packed in the checkpoint: its name stays
-        return Layer(parts[0].module, "merged", weights, ())
+        return Layer(parts[0].module, "merged", weights, (), gated)
     name = "_".join(w.name for w in weights) + "_proj"
-    return Layer(name, "merged", weights, tuple((p.module, i) for i, p in enumerate(parts)))
+    sources = tuple((p.module, i) for i, p in enumerate(parts))
+    return Layer(name, "merged", weights, sources, gated)
 
 
 def _single(weight: FusedWeight, columnwise: Callable[[str], bool]) -> Layer:
@@ -238,6 +241,7 @@ def _attach(module: nn.Module, layer: Layer, made: Any) -> None:
     """Give the module the attributes its rewritten forward reads."""
     owner_path, _, name = layer.name.rpartition(".")
     owner = module.get_submodule(owner_path)
+    setattr(made, IS_GATED, layer.gated)
     for i, weight in enumerate(layer.weights):
         hosted: Any = LayerWeight(owner, name)
         if layer.kind in ("merged", "stacked") and len(layer.weights) == 2:

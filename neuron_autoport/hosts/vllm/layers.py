@@ -13,6 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from neuron_autoport.nf.enums import ActFnType
+
+GATED = "gated_linear"  # a layer's own way to make act(first half) * second half, set after loading
+IS_GATED = "is_gated"  # of a layer whose halves are gate and up of one MLP
+
 
 class LayerWeight:
     """A whole layer as weight: x [..., in] -> [..., out]. The layer adds bias and reduces itself."""
@@ -42,6 +47,14 @@ class LayerHalf:
             return None
         first, second = getattr(self.owner, self.name)(x).chunk(2, dim=-1)
         return (second, first) if self.second else (first, second)
+
+    def gated_linear(self, x: torch.Tensor, up: Any, act_fn: ActFnType) -> torch.Tensor | None:
+        """act(first half) * second half from one run, if the layer has such a run and `up` is its second half."""
+        if not isinstance(up, LayerHalf) or up.name != self.name or self.second or not up.second:
+            return None
+        run = getattr(getattr(self.owner, self.name), GATED, None)
+        made: torch.Tensor | None = None if run is None else run(x, act_fn)
+        return made
 
 
 def load_arranged(layer: Any, columns: list[int] | None, *, transposed: bool) -> None:

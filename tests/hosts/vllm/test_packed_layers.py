@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
 
+from neuron_autoport import nf as NF
 from neuron_autoport.hosts.vllm.compiled import _forward_of
+from neuron_autoport.hosts.vllm.layers import GATED, IS_GATED, LayerHalf
 from neuron_autoport.hosts.vllm.packed import build
 from neuron_autoport.hosts.vllm.packed.build import LEVELS, Kernel
 from neuron_autoport.hosts.vllm.packed.layers import HostedLinear, PackedHead, pack_linears
@@ -66,6 +69,70 @@ def test_a_linear_layer(bias: Tensor | None) -> None:
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=1e-5)
     assert linear.weight.numel() == 0  # one copy of it is kept, the packed one
+
+
+def gated_layer(sizes: tuple[int, int] = (48, 48), **changed: Any) -> Any:
+    """As the host builds gate and up of one MLP: a merged layer."""
+    linear = layer(UnquantizedLinearMethod(), outputs=sum(sizes))
+    facts = {"output_partition_sizes": list(sizes), "skip_bias_add": False, "gather_output": False}
+    for name, value in {IS_GATED: True, "bias": None, **facts, **changed}.items():
+        setattr(linear, name, value)
+    return linear
+
+
+@pytest.mark.parametrize("bias", [None, torch.arange(96.0) / 50 - 1])
+@pytest.mark.parametrize("act_fn", [NF.ActFnType.SiLU, NF.ActFnType.GELU_Tanh_Approx])
+def test_gate_and_up_of_an_mlp_run_with_their_activation(
+    bias: Tensor | None, act_fn: NF.ActFnType
+) -> None:
+    owner = nn.Module()
+    owner.both = linear = gated_layer(bias=bias)
+    numbers = torch.Generator().manual_seed(1)
+    x, down = (torch.randn(shape, generator=numbers) for shape in ((5, 40), (48, 8)))
+    weight = linear.weight.detach().clone()
+    loaded(owner)
+    gate, up = LayerHalf(owner, "both", second=False), LayerHalf(owner, "both", second=True)
+    calls: list[str] = []
+    linear.forward = lambda x: calls.append("whole") or linear.quant_method.apply(linear, x, bias)
+    y = NF.mlp(x, gate, up, down, act_fn=act_fn)
+    both = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    first, second = both.chunk(2, dim=-1)
+    act = F.silu if act_fn is NF.ActFnType.SiLU else functools.partial(F.gelu, approximate="tanh")
+    torch.testing.assert_close(
+        y.double(), act(first) * second @ down.double(), rtol=1e-5, atol=2e-3
+    )
+    assert not calls and linear.weight.numel() == 0
+    # What the kernel does not have runs on the whole product: another activation, clamps, halves in another order.
+    y = NF.mlp(x, gate, up, down, act_fn=NF.ActFnType.GELU)
+    torch.testing.assert_close(
+        y.double(), F.gelu(first) * second @ down.double(), rtol=1e-5, atol=2e-3
+    )
+    y = NF.mlp(x, gate, up, down, act_fn=act_fn, up_clamp_upper_limit=0.5)
+    torch.testing.assert_close(
+        y.double(), act(first) * second.clamp(max=0.5) @ down.double(), rtol=1e-5, atol=2e-3
+    )
+    y = NF.mlp(x, up, gate, down, act_fn=act_fn)
+    torch.testing.assert_close(
+        y.double(), act(second) * first @ down.double(), rtol=1e-5, atol=2e-3
+    )
+    assert calls == ["whole"] * 3
+
+
+@pytest.mark.parametrize(
+    "linear",
+    [
+        gated_layer((32, 64)),
+        gated_layer(**{IS_GATED: False}),
+        gated_layer(gather_output=True),
+        gated_layer(skip_bias_add=True),
+    ],
+    ids=["unlike parts", "no MLP", "gathered", "bias apart"],
+)
+def test_other_layers_of_two_parts_have_no_activation(linear: Any) -> None:
+    weight, x = linear.weight.detach().clone(), torch.randn(5, 40)
+    loaded(nn.ModuleList([linear]))
+    assert not hasattr(linear, GATED)
+    torch.testing.assert_close(linear.quant_method.apply(linear, x), x @ weight.t())
 
 
 def test_the_head_keeps_its_weight_for_the_embedding() -> None:
@@ -159,6 +226,6 @@ def test_switched_off_vllms_product_runs() -> None:
 def test_compiled_code_of_one_kernel_is_not_read_by_another() -> None:
     """vLLM keeps compiled code under the name of this function."""
     proved: Any = SimpleNamespace(generated=SimpleNamespace(text="class Rewritten: ..."))
-    new, old = (Kernel(level, lambda *_: torch.empty(0)) for level in LEVELS)
+    new, old = (Kernel(level, *[lambda *_: torch.empty(0)] * 2) for level in LEVELS)
     names = [_forward_of(proved, made).__qualname__ for made in (None, new, old, new)]
     assert len(set(names)) == 3 and names[1] == names[3]

@@ -26,8 +26,13 @@ from neuron_autoport.cache import cache_folder
 
 SETTING = "AUTOPORT_PACKED_WEIGHTS"
 _SOURCE = Path(__file__).with_name("linear.cpp")
-_NAME = "neuron_autoport::packed_linear"
+DEPTH = 2048  # inputs of a piece, see the source; an activation is made of sums of one piece only
 _LIBRARY = torch.library.Library("neuron_autoport", "FRAGMENT")
+NO_ACT, SILU, GELU_TANH = range(3)  # of `Kernel.run_halves`, as in the source
+_ACTIVATIONS: Mapping[int, Callable[[Tensor], Tensor]] = {
+    SILU: F.silu,
+    GELU_TANH: functools.partial(F.gelu, approximate="tanh"),
+}
 # (outputs, inputs, rows): whole panels and parts of one, several pieces, few rows and many, one of each.
 _CHECKED = ((256, 64, 1), (96, 65, 9), (70, 4100, 20), (33, 3, 200), (1, 1, 1))
 
@@ -64,6 +69,7 @@ class Kernel:
 
     level: Level
     run: Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
+    run_halves: Callable[[Tensor, Tensor, int, Tensor | None, int], Tensor]
 
     def pack(self, weight: Tensor) -> Tensor:
         """[out, in] -> [panels, in, panel], an even number of panels, filled up with zeros."""
@@ -71,6 +77,16 @@ class Kernel:
         panels = self.panels(outputs)
         filled = F.pad(weight, (0, 0, 0, panels * self.level.panel - outputs))
         return filled.view(panels, self.level.panel, inputs).transpose(1, 2).contiguous()
+
+    def pack_halves(self, weight: Tensor) -> Tensor:
+        """[2 n, in] -> [panels, in, panel]: in each, some outputs of the first n and as many of the others."""
+        lanes, (outputs, inputs) = self.level.lanes, weight.shape
+        panels = self.panels(outputs)
+        halves = F.pad(
+            weight.view(2, outputs // 2, inputs), (0, 0, 0, panels * lanes - outputs // 2)
+        )
+        arranged = halves.view(2, panels, lanes, inputs).permute(1, 3, 0, 2)
+        return arranged.reshape(panels, inputs, self.level.panel)
 
     def panels(self, outputs: int) -> int:
         """As many as hold these outputs."""
@@ -131,13 +147,36 @@ def check(found: Kernel) -> None:
     for outputs, inputs, rows in _CHECKED:
         x, weight = (torch.randn(n, inputs, generator=numbers) for n in (rows, outputs))
         bias = torch.randn(outputs, generator=numbers)
+        terms = x.abs().double() @ weight.abs().double().t() + bias.abs()
+        bound = (inputs + 1) * torch.finfo(torch.float32).eps * terms
         for added in (None, bias):
             exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
             made = found.run(x, found.pack(weight), outputs, added)
-            terms = x.abs().double() @ weight.abs().double().t() + bias.abs()
-            bound = (inputs + 1) * torch.finfo(torch.float32).eps * terms
-            if not ((made - exact).abs() <= bound).all():  # also where it is not a number
-                raise NoKernel(f"the compiled code is wrong for {rows} x {inputs} x {outputs}")
+            _check_close(made, exact, bound)
+            if outputs % 2 == 0:
+                _check_halves(found, x, weight, added, exact, bound)
+
+
+def _check_halves(
+    found: Kernel, x: Tensor, weight: Tensor, bias: Tensor | None, exact: Tensor, bound: Tensor
+) -> None:
+    packed, outputs = found.pack_halves(weight), len(weight)
+    _check_close(found.run_halves(x, packed, outputs, bias, NO_ACT), exact, bound)
+    if x.shape[1] > DEPTH:
+        return
+    (first, second), (near, far) = exact.chunk(2, dim=-1), bound.chunk(2, dim=-1)
+    for code, act in _ACTIVATIONS.items():
+        made = found.run_halves(x, packed, outputs, bias, code)
+        # Neither activation is steeper than 1.13. The last term: of the activation itself.
+        allowed = 1.13 * near * (second.abs() + far) + (act(first).abs() + near) * far
+        rounding = 16 * torch.finfo(torch.float32).eps * (first * second).abs()
+        _check_close(made, act(first) * second, allowed + rounding + 1e-30)
+
+
+def _check_close(made: Tensor, exact: Tensor, bound: Tensor) -> None:
+    if not ((made - exact).abs() <= bound).all():  # also where it is not a number
+        rows, outputs = made.shape
+        raise NoKernel(f"the compiled code is wrong for {rows} rows of {outputs} outputs")
 
 
 def _compiler() -> list[str]:
@@ -151,7 +190,7 @@ def _compiler() -> list[str]:
 def _flags(level: Level) -> list[str]:
     return [
         "-std=c++20", "-O3", f"-march={level.architecture}", f"-DLANES={level.lanes}",
-        f"-DROWS={level.rows}", "-shared", "-fPIC", *(f"-I{p}" for p in include_paths()),
+        f"-DROWS={level.rows}", f"-DDEPTH={DEPTH}", "-shared", "-fPIC", *(f"-I{p}" for p in include_paths()),
         str(_SOURCE), *(f"-L{p}" for p in library_paths()), "-ltorch_cpu", "-ltorch",
     ]  # fmt: skip
 
@@ -174,9 +213,15 @@ def _loaded(file: Path, level: Level) -> Kernel:
         torch.ops.load_library(file)
     except OSError as error:
         raise NoKernel(f"{file.name} cannot be loaded: {error.__cause__ or error}") from None
-    torch.library.register_fake(_NAME, _shape, lib=_LIBRARY)
-    return Kernel(level, torch.ops.neuron_autoport.packed_linear.default)
+    for name, shape in (("packed_linear", _shape), ("packed_halves", _shape_of_halves)):
+        torch.library.register_fake(f"neuron_autoport::{name}", shape, lib=_LIBRARY)
+    made = torch.ops.neuron_autoport
+    return Kernel(level, made.packed_linear.default, made.packed_halves.default)
 
 
 def _shape(x: Tensor, packed: Tensor, out: int, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], out))
+
+
+def _shape_of_halves(x: Tensor, packed: Tensor, out: int, bias: Tensor | None, act: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out // 2 if act else out))

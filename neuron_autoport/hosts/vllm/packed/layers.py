@@ -21,9 +21,24 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
+from neuron_autoport.hosts.vllm.layers import GATED, IS_GATED
 from neuron_autoport.hosts.vllm.operations import onednn
-from neuron_autoport.hosts.vllm.packed.build import Kernel, NoKernel, kernel
+from neuron_autoport.hosts.vllm.packed.build import (
+    DEPTH,
+    GELU_TANH,
+    NO_ACT,
+    SILU,
+    Kernel,
+    NoKernel,
+    kernel,
+)
+from neuron_autoport.nf.enums import ActFnType
 
+_ACT_CODES = {
+    ActFnType.SiLU: SILU,
+    ActFnType.Swish: SILU,  # as in `NF.mlp`
+    ActFnType.GELU_Tanh_Approx: GELU_TANH,
+}
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 logger = init_logger("vllm.neuron_autoport")  # below vLLM's root, so that its lines are shown
@@ -42,7 +57,10 @@ class HostedLinear(UnquantizedLinearMethod):
         """Pack the weight for our kernel, if it fits and vLLM has no plan of its own for the layer."""
         planned = getattr(layer, "_cpu_skip_gemm_dispatch", False)
         if self.kernel is not None and fits(layer.weight, self.kernel) and not planned:
-            layer.cpu_linear = _product(self.kernel, layer.weight)
+            if _in_halves(layer):
+                _pack_halves(self.kernel, layer)
+            else:
+                layer.cpu_linear = _product(self.kernel, layer.weight)
             layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
         else:
             super().process_weights_after_loading(layer)
@@ -112,6 +130,32 @@ def _product(made: Kernel, weight: Tensor) -> Product:
         return run(x, packed, outputs, bias)
 
     return product
+
+
+def _in_halves(layer: Any) -> bool:
+    """Are the outputs two halves, gate and up of an MLP, each sum of which the kernel makes in one piece?"""
+    if not getattr(layer, IS_GATED, False) or layer.skip_bias_add or layer.gather_output:
+        return False
+    first, second = layer.output_partition_sizes
+    return bool(first == second) and layer.weight.shape[1] <= DEPTH
+
+
+def _pack_halves(made: Kernel, layer: Any) -> None:
+    packed, outputs, run = (
+        made.pack_halves(layer.weight.detach()),
+        len(layer.weight),
+        made.run_halves,
+    )
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return run(x, packed, outputs, bias, NO_ACT)
+
+    def gated(x: Tensor, act_fn: ActFnType) -> Tensor | None:
+        code = _ACT_CODES.get(act_fn)
+        return None if code is None else run(x, packed, outputs, layer.bias, code)
+
+    layer.cpu_linear = product
+    setattr(layer, GATED, gated)
 
 
 def _as_function(product: Product) -> Product:
