@@ -15,7 +15,9 @@ from torch import nn
 
 from neuron_autoport.nf.enums import ActFnType
 
-GATED = "gated_linear"  # a layer's own way to make act(first half) * second half, set after loading
+# A layer's own way to make act(first half) * second half, set after loading. Private, because what wraps a layer to add
+# to its output, as LoRA does, has the layer's public names, too.
+GATED = "_gated_linear"
 IS_GATED = "is_gated"  # of a layer whose halves are gate and up of one MLP
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("vllm")
+from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -116,6 +117,21 @@ def test_gate_and_up_of_an_mlp_run_with_their_activation(
         y.double(), act(second) * first @ down.double(), rtol=1e-5, atol=2e-3
     )
     assert calls == ["whole"] * 3
+
+
+def test_what_wraps_the_layer_to_add_to_its_output_is_not_passed_by() -> None:
+    """vLLM puts a module around each layer for LoRA, which has the layer's public attributes."""
+    owner = nn.Module()
+    owner.both = linear = gated_layer()
+    loaded(owner)
+    wrapper: Any = BaseLayerWithLoRA()
+    wrapper.base_layer = linear
+    gate, up = LayerHalf(owner, "both", second=False), LayerHalf(owner, "both", second=True)
+    x = torch.randn(5, 40)
+    assert gate.gated_linear(x, up, NF.ActFnType.SiLU) is not None
+    owner.both = wrapper
+    assert wrapper.output_partition_sizes == [48, 48]  # a name that is the layer's
+    assert gate.gated_linear(x, up, NF.ActFnType.SiLU) is None
 
 
 @pytest.mark.parametrize(
