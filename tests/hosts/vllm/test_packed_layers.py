@@ -26,8 +26,8 @@ from neuron_autoport.hosts.vllm.layers import GATED, IS_GATED, LayerHalf
 from neuron_autoport.hosts.vllm.packed import build
 from neuron_autoport.hosts.vllm.packed.build import LEVELS, Kernel
 from neuron_autoport.hosts.vllm.packed.layers import HostedLinear, PackedHead, pack_linears
+from tests.hosts.vllm.packing import CAPABLE
 
-CAPABLE = [x for x in LEVELS if all(torch.cpu.get_capabilities().get(f) for f in x.features)]
 pytestmark = pytest.mark.skipif(not CAPABLE, reason="no CPU of a known level")
 
 
