@@ -232,8 +232,12 @@ CODE_HELP: dict[str, CodeHelp] = {
         "the layer has it from a call of `torch.arange` in its own forward. Such a model runs each request alone, with "
         "transformers' own cache or read again at every step, if its small model is right so: the log of the start "
         "says which and why. It is slow, and parallel ranks, LoRA, speculation and transfer of caches are not for it. "
-        "What is right in neither way is refused.",
+        "What is right in neither way is refused. No engine can make right what is not the same twice in transformers: "
+        "random numbers drawn anew at every run, something kept of an earlier request. The message says so, and the "
+        "line that draws them.",
         (
+            "what is drawn anew at every run: a configuration may have a seed for it, and a size that it else takes "
+            "from the first request: vllm serve MODEL --hf-overrides '{\"FIELD\": NUMBER}'",
             "vLLM's own class for the architecture, if it has one: vllm serve MODEL --model-impl vllm",
             "code of your own: call `ALL_ATTENTION_FUNCTIONS.get_interface(...)` instead of writing the softmax out",
         ),

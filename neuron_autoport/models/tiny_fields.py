@@ -45,7 +45,8 @@ RANKS = (
 )  # fmt: skip
 # Anything else that is a size, with the most it may be.
 AT_MOST = {
-    "block_multiple_of": 16, "block_size": 8, "chunk_size": 8, "d_rel": 8,
+    "block_multiple_of": 16, "block_size": 8, "chunk_size": 8,
+    "compress_rates": 5, "d_rel": 8,
     "ffn_round_up_to_multiple_of": 16, "heads_per_ngram": 2, "hidden_size_per_layer_input": 16,
     "index_block_size": 4, "index_head_dim": 16, "index_n_heads": 16, "index_topk": 4,
     "index_topk_blocks": 2, "indexer_budget": 8, "indexer_head_dim": 16, "indexer_n_heads": 16,

@@ -95,6 +95,8 @@ class _Shape:
         """Tiny value of one field; `value` itself when the field is no size, or is None or zero."""
         if isinstance(value, list) and value and all(map(_positive, value)):
             return self._sizes_in_list(key, value)
+        if isinstance(value, dict) and value and all(map(_positive, value.values())):
+            return {kind: self._size(key, v) for kind, v in value.items()}
         if key.endswith(("_token_id", "_token_index", "_token_ids")):
             return self._token(key, value)
         if not _positive(value):

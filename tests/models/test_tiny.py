@@ -35,6 +35,7 @@ from neuron_autoport.models.build import meta_model, real_model
 from neuron_autoport.models.source import load_model_config
 from neuron_autoport.models.tiny import TinyConfigError, tiny_config
 from neuron_autoport.models.tiny_layers import cut_layers, kept_layers
+from neuron_autoport.models.tiny_sizes import Sizes, shrink
 
 
 def run(config: PretrainedConfig) -> torch.Tensor:
@@ -183,6 +184,17 @@ def test_window_is_shorter_than_the_prompt_and_matters() -> None:
     open_window.sliding_window = None
     difference = (run(tiny) - run(open_window)).abs().amax(-1)[0]
     assert difference[:4].max() < 1e-4 < difference[4:].min()
+
+
+def test_sizes_by_kind_of_layer_are_sizes() -> None:
+    """128 tokens to an entry would never be seen by a small model; numbers that are no sizes stay."""
+    tiny = tiny_config(CONFIG_MAPPING["deepseek_v4"]())
+    assert tiny.compress_rates == {
+        "compressed_sparse_attention": 4,
+        "heavily_compressed_attention": 5,
+    }
+    kept = {"rates": {"a": 4, "b": 128}}
+    assert shrink(kept, Sizes()) == kept
 
 
 def test_special_tokens_are_inside_the_vocabulary() -> None:

@@ -7,6 +7,8 @@ model calls it; one that depends on chance is refused.
 
 from __future__ import annotations
 
+import copy
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -70,19 +72,45 @@ def choose(reason: str, base: Any, new: Any, asked: list[torch.Tensor]) -> Alone
         asked: ids [1, T] of each request.
     """
     problem = ""
+    fresh = copy.deepcopy(base)
     with torch.no_grad():
         try:
-            with _Writes(base.parameters()) as writes:
+            with _Watch(base.parameters()) as watch:
                 whole = [read_again(base, ids, 0, {})[0] for ids in asked]
         except RUN_ERRORS as error:
             return _first_line(error)
-        new = base if writes.found else new
+        new = base if watch.writes else new
         for several, again in ((True, False), (False, False), (True, True)):
-            how = Alone(reason, several, again, plain=writes.found)
+            how = Alone(reason, several, again, plain=watch.writes)
             problem = _problem(how, new, asked, whole)
             if not problem:
                 return how
-    return problem
+        return _unlike_itself(base, fresh, asked, whole, watch.drawn) or problem
+
+
+def _unlike_itself(
+    base: Any, fresh: Any, asked: list[torch.Tensor], whole: list[torch.Tensor], drawn: str
+) -> str:
+    """Why the original itself does not give the same rows for the same tokens; empty if it does.
+
+    Args:
+        base: it has given `whole`, one request after the other. fresh: a copy that has run nothing.
+        drawn: the first place where it drew random numbers, or empty.
+    """
+    again = [read_again(base, ids, 0, {})[0] for ids in asked]
+    if not max(map(_off, again, whole)) <= _TOLERANCE:
+        why = f"random numbers are drawn at {drawn}" if drawn else "it keeps something of a run"
+        return f"two runs of the same tokens differ, in transformers too: {why}"
+    off = _off(read_again(fresh, asked[-1], 0, {})[0], whole[-1])
+    if not off <= _TOLERANCE:
+        why = "what it gives depends on what it was given before, in transformers too"
+        return f"{why}: after another request it is off by {off:.1e}"
+    return ""
+
+
+def _off(rows: torch.Tensor, part: torch.Tensor) -> float:
+    """The largest difference, relative to the largest value meant."""
+    return float((rows - part).abs().max() / part.abs().max().clamp_min(1e-6))
 
 
 def _problem(how: Alone, new: Any, asked: list[torch.Tensor], whole: list[torch.Tensor]) -> str:
@@ -106,7 +134,7 @@ def _problem(how: Alone, new: Any, asked: list[torch.Tensor], whole: list[torch.
             if how.again and at[i] < ids.shape[1]:
                 continue
             part = whole[i][:, start : at[i]]
-            off = float((rows - part).abs().max() / part.abs().max().clamp_min(1e-6))
+            off = _off(rows, part)
             if not off <= _TOLERANCE:
                 return f"its rows are off by {off:.1e}"
     return ""
@@ -116,20 +144,35 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-class _Writes(TorchDispatchMode):
-    """Notes whether an operation changes one of these tensors, whatever view of it the operation is given."""
+class _Watch(TorchDispatchMode):
+    """What operations do beside giving values.
+
+    writes: one changed one of these tensors, whatever view of it the operation was given. drawn: the first place that
+    drew random numbers, as `module:line`; empty if none did.
+    """
 
     def __init__(self, kept: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.kept = {t.untyped_storage().data_ptr() for t in kept if t.numel()}
-        self.found = False
+        self.writes, self.drawn = False, ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.drawn and torch.Tag.nondeterministic_seeded in func.tags:
+            self.drawn = _caller()
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
         given |= kwargs or {}
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for value in pytree.tree_leaves(given.get(argument.name)):
                     if isinstance(value, torch.Tensor):
-                        self.found |= value.untyped_storage().data_ptr() in self.kept
+                        self.writes |= value.untyped_storage().data_ptr() in self.kept
         return func(*args, **(kwargs or {}))
+
+
+def _caller() -> str:
+    """The line of the model's code that is running."""
+    for frame, line in traceback.walk_stack(None):
+        name = str(frame.f_globals.get("__name__", "?"))
+        if name != __name__ and name.partition(".")[0] not in ("torch", "traceback"):
+            return f"{name}:{line}"
+    return "?"

@@ -1,7 +1,7 @@
 """What vLLM's Transformers backend builds a model by, where transformers has it in another way.
 
-It takes the class of the base model from AutoModel, two sizes from the configuration, and every tensor with `lm_head`
-in its name for one of the head.
+It takes the class of the base model from AutoModel, two sizes from the configuration, every tensor with `lm_head` in
+its name for one of the head, and renames whatever a renaming of transformers fits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
 from neuron_autoport.hosts.vllm.compat import HostError
 from neuron_autoport.hosts.vllm.reading import Reading
 from neuron_autoport.models.unlisted import list_base
@@ -53,14 +54,31 @@ def _width(port: Port, where: str) -> int:
     return int(head.weight.shape[1])
 
 
-def keep_own_names(model: Any) -> None:
-    """A tensor of the base model is not renamed: a part of it may have an `lm_head` of its own.
+def keep_own_names(model: Any, checkpoint: Checkpoint) -> None:
+    """A tensor of the base model is not renamed.
+
+    A part of it may have an `lm_head` of its own; a renaming that transformers does to tensors of a checkpoint may fit
+    others, which transformers leaves as they are.
 
     Args:
         model: the host's, whose backend just made the mapper from names of the checkpoint.
     """
-    renamings = model.hf_to_vllm_mapper.orig_to_new_regex
+    mapper = model.hf_to_vllm_mapper
     own = [f"model.{name}" for name, _ in model.model.named_parameters()]
-    for pattern, new in list(renamings.items()):
+    for pattern, new in list(mapper.orig_to_new_regex.items()):
         if new is not None and any(pattern.sub(new, name) != name for name in own):
-            del renamings[pattern]
+            del mapper.orig_to_new_regex[pattern]
+    mapper.orig_to_new_renaming[:] = [_Renamings(mapper.orig_to_new_renaming[:], checkpoint)]
+
+
+class _Renamings:
+    """Several of transformers as one, in the form the mapper asks for."""
+
+    def __init__(self, renamings: list[Any], checkpoint: Checkpoint) -> None:
+        self.renamings, self.checkpoint = renamings, checkpoint
+
+    def rename_source_key(self, name: str) -> tuple[str, None]:
+        if not self.checkpoint.keeps(name):
+            for renaming in self.renamings:
+                name, _ = renaming.rename_source_key(name)
+        return name, None

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming
 from vllm.logger import init_logger
 
 from neuron_autoport.errors import ModelError
 from neuron_autoport.hosts.vllm.compat import HostError
 from neuron_autoport.hosts.weights.lazy import Held, Leaf
-from neuron_autoport.hosts.weights.names import ModelNames, Origin
+from neuron_autoport.hosts.weights.names import ModelNames, Origin, own_name
 from neuron_autoport.models.checkpoint import LEFT_OUT, check_files, check_loaded, listed
 
 logger = init_logger("vllm.neuron_autoport")
@@ -117,11 +117,13 @@ class Checkpoint:
 
     def _own(self, name: str) -> tuple[str, bool]:
         """Name of the model's tensor that a checkpoint tensor is, or (True) is a part of."""
-        prefix, tensors = self.names.prefix, self.names.tensors
-        own, part = rename_source_key(name, self.renamings, self.converters, prefix, tensors)
-        if own not in tensors and name in tensors:
-            return name, False
+        own, part = own_name(name, self.renamings, self.converters, self.names)
         return own, part is not None
+
+    def keeps(self, name: str) -> bool:
+        """Is it the model's tensor by the checkpoint's name, and by no other?"""
+        kept, _ = own_name(name, [], [], self.names)
+        return kept in self.names.tensors and self._own(name)[0] == kept
 
     def _said(self, name: str) -> str:
         """A model's tensor as this checkpoint calls its like."""

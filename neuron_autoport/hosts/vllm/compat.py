@@ -1,4 +1,4 @@
-"""Everything that depends on vLLM's internals, checked with vLLM 0.32.0.
+"""What depends on vLLM's internals, but how it reads a configuration (`configuration.py`); checked with vLLM 0.32.0.
 
 - which class `--model-impl neuron-transformers` resolves to (`vllm.ModelRegistry`);
 - the place in vLLM's Transformers backend where its fusers are read.
@@ -14,11 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import transformers
 from torch import nn
-from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from neuron_autoport.errors import AutoportError, ModelError
 from neuron_autoport.hosts.vllm import CHECKED_WITH, MODEL_IMPL
@@ -96,7 +93,6 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
         if model_config.model_impl != MODEL_IMPL:
             return original(architectures, model_config)
         check_version()
-        use_own_config(model_config)
         check_model(model_config)
         moe = "MoE" if model_config.is_moe else ""
         kind = "Hybrid" if has_states(model_config.hf_text_config) else ""
@@ -115,23 +111,6 @@ def has_states(config: Any) -> bool:
     # Layers without any cache have an empty one of this class.
     kinds = set(getattr(config, "layer_types", None) or ()) - {"moe", "mlp"}
     return bool(kinds) and any(isinstance(x, LinearAttentionCacheLayerMixin) for x in layers)
-
-
-def use_own_config(model_config: Any) -> None:
-    """transformers' configuration of the model, where vLLM reads the type by a class of its own.
-
-    What transformers builds from the other class may be another model.
-    """
-    given = model_config.hf_config
-    class_name = CONFIG_MAPPING_NAMES.get(given.model_type)
-    own = getattr(transformers, class_name, None) if class_name is not None else None
-    if own is None or type(given) is own or "auto_map" in given.to_dict():
-        return
-    where, revision = str(model_config.model), model_config.revision
-    data, _ = PretrainedConfig.get_config_dict(where, revision=revision)
-    config = own.from_dict(data)
-    model_config.hf_config, model_config.hf_text_config = config, config.get_text_config()
-    model_config.model_arch_config = model_config.get_model_arch_config()
 
 
 def expand_latent(model_config: Any) -> None:

@@ -128,7 +128,7 @@ class NeuronTransformersMixin(Base):
         self.checkpoint = Checkpoint(self.model, str(self.model_config.model))
         self.loading = Loading(self.model)
         super()._create_hf_to_vllm_mapper()
-        keep_own_names(self)
+        keep_own_names(self, self.checkpoint)
 
     def load_weights(self, weights: Weights) -> set[str]:
         """As vLLM's backend does, but of a checkpoint that lacks nothing and fits."""

@@ -14,7 +14,8 @@ def register() -> None:
     if neuron.active():
         neuron.register()
         return
-    from neuron_autoport.hosts.vllm import compat
+    from neuron_autoport.hosts.vllm import compat, configuration
 
     compat.register_models()
     compat.route_model_impl()
+    configuration.route_configurations()

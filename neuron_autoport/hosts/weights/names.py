@@ -94,9 +94,7 @@ class ModelNames:
         by_pattern = {p: c for c in converters for p in c.source_patterns}
         found: dict[str, Origin] = {}
         for key in sorted(keys, key=_natural):
-            name, pattern = rename_source_key(key, renamings, converters, self.prefix, self.tensors)
-            if name not in self.tensors and key in self.tensors:
-                name, pattern = rename_source_key(key, [], [], self.prefix, self.tensors)
+            name, pattern = own_name(key, renamings, converters, self)
             if pattern is None:
                 found.setdefault(name, Origin((key,)))
                 continue
@@ -122,6 +120,20 @@ class ModelNames:
         near = difflib.get_close_matches(name, keys, 3, 0.5)
         hint = f"; the nearest names are {', '.join(near)}" if near else ""
         raise refuse(f"the checkpoint has no tensor for {name}{hint}", where)
+
+
+def own_name(
+    key: str, renamings: list[Any], converters: list[Any], model: ModelNames
+) -> tuple[str, str | None]:
+    """Name of the model's tensor that a checkpoint's is, and the source pattern of the conversion it is a part of.
+
+    As transformers has it: a tensor that is the model's by the checkpoint's name, and by the new name is not, keeps it.
+    """
+    name, pattern = rename_source_key(key, renamings, converters, model.prefix, model.tensors)
+    if name in model.tensors:
+        return name, pattern
+    kept, _ = rename_source_key(key, [], [], model.prefix, model.tensors)
+    return (kept, None) if kept in model.tensors else (name, pattern)
 
 
 def _natural(key: str) -> list[Any]:

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from neuron_autoport.hosts.neuron.errors import NeuronHostError
 from neuron_autoport.hosts.neuron.model import NeuronTransformersForCausalLM
 from neuron_autoport.hosts.weights.lazy import Join, Leaf, Stack, Swap, Whole, pick
+from neuron_autoport.hosts.weights.names import ModelNames
+from neuron_autoport.models.tiny import tiny_config
 from tests.hosts.neuron.checkpoints import Checkpoint, small, write
 
 
@@ -89,6 +92,23 @@ def test_experts_saved_one_by_one_are_merged(tmp_path: Path) -> None:
         assert torch.equal(gate_up[:, :, 1], state[key][:, inner:].transpose(1, 2))
         down = state[f"{experts}.down_proj"]
         assert torch.equal(got[f"{experts}.nf_down"], down.transpose(1, 2))
+
+
+@pytest.mark.parametrize("part", ["", "model"])
+def test_a_tensor_that_has_its_name_is_not_renamed(part: str) -> None:
+    """A renaming of `.norm.` to `.kv_norm.` fits the last norm, of the whole model or of its base alone."""
+    config = tiny_config(CONFIG_MAPPING["deepseek_v4"]())
+    with torch.device("meta"):
+        whole: Any = AutoModelForCausalLM.from_config(config)
+    keys = {
+        "model.norm.weight": "norm.weight",
+        "model.layers.1.attn.norm.weight": "layers.1.self_attn.kv_norm.weight",
+    }
+    prefix = "" if part else "model."
+    origins = ModelNames.of(whole.get_submodule(part)).origins(keys)
+    assert {origin.keys: name for name, origin in origins.items()} == {
+        (key,): prefix + name for key, name in keys.items()
+    }
 
 
 def test_a_tied_head_is_a_parameter_of_its_own(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from tests.hosts.vllm.serving import engine, hugging_face_tokens, make_model, prompts, serve
 
 pytestmark = pytest.mark.serve
@@ -32,6 +35,46 @@ def test_tokens_equal_hugging_face(model_type: str, tmp_path: Path) -> None:
     assert "each request runs alone" in served.log and HOW[model_type] in served.log
     assert ("autoport: fused" in served.log) == (model_type != "rwkv")
     assert served.tokens == hugging_face_tokens(folder, asked)
+
+
+# A table of experts by token, windows in which tokens are joined in two ways, an indexer, rotary tables of two kinds.
+JOINED: dict[str, Any] = {
+    "hidden_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 4, "num_key_value_heads": 1,
+    "head_dim": 64, "q_lora_rank": 32, "o_lora_rank": 32, "o_groups": 2, "index_n_heads": 4,
+    "index_head_dim": 16, "index_topk": 2, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "sliding_window": 4, "num_hash_layers": 2, "intermediate_size": None,
+    "layer_types": [
+        "sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 6},
+    "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+
+
+def test_tables_of_the_checkpoint_and_its_authors_names(tmp_path: Path) -> None:
+    """A checkpoint as its authors name its tensors, without the prefix; buffers are tensors of it."""
+    folder = make_model("deepseek_v4", tmp_path, **JOINED)
+    tensors = load_file(folder / "model.safetensors")
+    tables = [name for name in tensors if name.endswith(".tid2eid")]
+    assert len(tables) == 2
+    generator = torch.Generator().manual_seed(3)
+    for name in tables:
+        rows = [torch.randperm(8, generator=generator)[:2] for _ in range(128)]
+        tensors[name] = torch.stack(rows)
+    ends = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_"}
+    for old, new in {"model.": "", **ends}.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    assert {"embed.weight", "norm.weight", "head.weight", "hc_head_fn"} < set(tensors)
+    plain = hugging_face_tokens(folder, prompts())
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    expected = hugging_face_tokens(folder, prompts())
+    assert expected != plain  # the tables matter
+    served = serve(folder, prompts(), "--batch-tokens", "16")
+    assert "each request runs alone" in served.log
+    assert served.tokens == expected
 
 
 def test_several_ranks_are_refused_with_the_option(tmp_path: Path) -> None:

@@ -13,10 +13,14 @@ pytest.importorskip("vllm")
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+from vllm.model_executor.models.utils import WeightsMapper
 
 from neuron_autoport.hosts.vllm.alone import Alone
 from neuron_autoport.hosts.vllm.building import fit_backend, keep_own_names
+from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
 from neuron_autoport.hosts.vllm.compat import HostError
 from neuron_autoport.models.kinds import architecture_of
 from neuron_autoport.models.tiny import tiny_config
@@ -88,7 +92,36 @@ def test_a_part_with_a_head_of_its_own_keeps_it(head: bool, kept: set[str]) -> N
         "prefix": (re.compile(r"^(?!model\.)((norm|part).*)"), r"model.\1"),
         "nested": (re.compile(r"^model\.(.+\.)*(lm_head.+)"), r"\2"),
     }
-    mapper = SimpleNamespace(orig_to_new_regex=dict(patterns.values()))
+    mapper = SimpleNamespace(orig_to_new_regex=dict(patterns.values()), orig_to_new_renaming=[])
     with torch.device("meta"):
-        keep_own_names(SimpleNamespace(model=Base(head), hf_to_vllm_mapper=mapper))
+        model: Any = SimpleNamespace(model=Base(head), hf_to_vllm_mapper=mapper)
+    unasked: Any = None  # there is nothing to rename
+    keep_own_names(model, unasked)
     assert mapper.orig_to_new_regex == dict(patterns[name] for name in kept)
+
+
+# Names of a checkpoint, as its authors have them and as transformers saves them -> the model's, by hand.
+NAMES = {
+    "model.norm.weight": "model.norm.weight",  # a renaming of `.norm.` to `.kv_norm.` fits it
+    "norm.weight": "norm.weight",
+    "model.layers.1.attn.norm.weight": "model.layers.1.self_attn.kv_norm.weight",
+    "layers.1.attn.norm.weight": "layers.1.self_attn.kv_norm.weight",
+    "layers.1.ffn_norm.weight": "layers.1.post_attention_layernorm.weight",
+    "model.layers.1.self_attn.kv_norm.weight": "model.layers.1.self_attn.kv_norm.weight",
+    "layers.0.ffn.gate.tid2eid": "layers.0.mlp.gate.tid2eid",
+    "head.weight": "lm_head.weight",
+    "layers.0.ffn.experts.3.w1.weight": "layers.0.mlp.experts.3.w1.weight",  # a part; not ours to name
+    "no.norm.such": "no.kv_norm.such",
+}
+
+
+def test_a_tensor_that_has_its_name_is_not_renamed() -> None:
+    config = tiny_config(CONFIG_MAPPING["deepseek_v4"]())
+    with torch.device("meta"):
+        base: Any = AutoModel.from_config(config)
+    renamings = [m for m in get_model_conversion_mapping(base) if isinstance(m, WeightRenaming)]
+    mapper = WeightsMapper(orig_to_new_renaming=renamings)
+    assert mapper.map_name("model.norm.weight") == "model.kv_norm.weight"  # vLLM's way
+    model = SimpleNamespace(model=base, hf_to_vllm_mapper=mapper)
+    keep_own_names(model, Checkpoint(base, "folder"))
+    assert {name: mapper.map_name(name) for name in NAMES} == NAMES
