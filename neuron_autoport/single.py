@@ -24,7 +24,7 @@ from neuron_autoport.prove.model import Dropped, Proof
 from neuron_autoport.prove.modules import RUN_ERRORS, ModuleProof, prove_module, prove_rewritten
 from neuron_autoport.prove.sizes import at_other_sizes
 from neuron_autoport.rewrite.emit import Generated, generate
-from neuron_autoport.rewrite.install import install
+from neuron_autoport.rewrite.install import install_all
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.attention import TRACE_ATTENTION
 from neuron_autoport.trace.module_trace import ModuleTrace
@@ -145,13 +145,7 @@ class _Alone:
     def installed(self, port: Port, made: Generated) -> Callable[[], nn.Module]:
         def make() -> nn.Module:
             new = copy.deepcopy(self.module)
-            parts = dict(new.named_modules(remove_duplicate=False))
-            for path, plan in port.where.items():
-                part = parts.get(path)  # one part may stand under two paths: rewritten once
-                if part is None or plan not in made.classes:
-                    continue
-                if type(part) is plan.trace.module_class:
-                    install(part, plan, made.classes[plan])
+            install_all(new, port.where, made)
             return new
 
         return make

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from neuron_autoport.errors import AutoportError
 from neuron_autoport.models.build import meta_model
 from neuron_autoport.port import Port, replan
 from neuron_autoport.rewrite.emit import Generated, generate
-from neuron_autoport.rewrite.install import install
+from neuron_autoport.rewrite.install import install_all
 from neuron_autoport.rewrite.plan import ClassPlan
 
 # What a host may change on a unit after the rewrite: called with the unit's path and module.
@@ -121,23 +121,16 @@ class Builder:
 
     def rewrite(self, unit: nn.Module, path: str, candidate: Candidate) -> nn.Module:
         """Rewrite a unit in place."""
-        modules = dict(unit.named_modules(remove_duplicate=False))
-        for where in list(self.rewritten_below(path, candidate)):
-            plan = candidate.rewritten(where)
-            module = modules.get(where[len(path) :].lstrip("."))
-            # One module may stand under two paths; it is rewritten once.
-            if plan is not None and type(module) is plan.trace.module_class:
-                assert module is not None
-                install(module, plan, candidate.generated.classes[plan])
+        before = f"{path}."
+        below = {
+            where[len(before) :]: plan
+            for where, plan in candidate.port.where.items()
+            if f"{where}.".startswith(before)
+        }
+        install_all(unit, below, candidate.generated)
         if candidate.adjust is not None:
             candidate.adjust(path, unit)
         return unit
-
-    def rewritten_below(self, path: str, candidate: Candidate) -> Iterator[str]:
-        """Paths of the rewritten modules at or below `path`."""
-        for where in candidate.port.where:
-            if (where == path or where.startswith(f"{path}.")) and candidate.rewritten(where):
-                yield where
 
     def model_fp32(self) -> nn.Module:
         """The reference as loaded: float32, weights not rounded."""
@@ -186,9 +179,12 @@ class Builder:
             for module in model.modules():
                 _widen_buffers(module, self.higher)
         if candidate is not None and not truth:
-            for path, plan in candidate.port.where.items():
-                if f"{path}.".startswith(inside) or candidate.rewritten(path) is None:
-                    continue
+            outside = {
+                path: plan
+                for path, plan in candidate.port.where.items()
+                if not f"{path}.".startswith(inside) and candidate.rewritten(path) is not None
+            }
+            for path, plan in outside.items():
                 if self.weights.layered and any(s.weights for s in plan.sites):
                     raise AutoportError(
                         f"{path or 'the model'} holds rewritten weights outside its layers: it cannot "
@@ -196,9 +192,7 @@ class Builder:
                         path,
                         "autoport validate MODEL --memory GIB with more memory",
                     )
-                module = model.get_submodule(path)
-                if type(module) is plan.trace.module_class:
-                    install(module, plan, candidate.generated.classes[plan])
+            install_all(model, outside, candidate.generated)
         return model
 
     def _round(self, unit: nn.Module, path: str) -> None:

@@ -6,7 +6,6 @@ sources (nf, own, nkilib) choose; every other word has to be found in an entry.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from neuron_autoport.catalogue.entry import KINDS, Entry, Need
 from neuron_autoport.catalogue.sizes import BY_WORD, PHASES, TARGETS, completed
 from neuron_autoport.errors import AutoportError
+from neuron_autoport.nearest import near
 
 _IGNORED = frozenset(
     {"a", "an", "and", "for", "in", "kernel", "kernels", "of", "on", "the", "with"}
@@ -156,11 +156,9 @@ def _check_words(entries: tuple[Entry, ...], query: Query, filed: set[str]) -> N
     known = filed | {w for e in entries for w in _described(e)}
     for word in query.words:
         if _plain(word) not in known:
-            words = sorted({w for e in entries for w in (*e.words, *e.part)} | set(BY_WORD))
-            near = difflib.get_close_matches(word, words, 1, 0.6)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
+            words = {w for e in entries for w in (*e.words, *e.part)} | set(BY_WORD)
             raise AutoportError(
-                f"no kernel has to do with `{word}`{hint}",
+                f"no kernel has to do with `{word}`{near(word, words)}",
                 None,
                 "autoport kernels    (without a query: all of them)",
             )

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from neuron_autoport.cli.options import TrustOption
+
 EPILOG = """[bold]Examples[/bold]
 
 [cyan]autoport bench ./SmolLM2-135M --dtype float32[/cyan]: decode at batch 1 and 8, on all three
@@ -46,9 +48,7 @@ def bench_command(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios as a PNG.")
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Run the same load on several implementations, by turns, and print how their speeds compare.
 
@@ -80,7 +80,7 @@ def bench_command(
 def _words(option: str, text: str) -> list[str]:
     """`a,b` as a list without repeats."""
     from neuron_autoport.bench.loads import KINDS
-    from neuron_autoport.rules.check import near
+    from neuron_autoport.nearest import near
 
     words = list(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
     known = KINDS if option == "--load" else (*_IMPLS, "auto")

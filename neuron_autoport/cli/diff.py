@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from neuron_autoport.cli.options import HtmlOption, RulesOption, TrustOption
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -27,17 +28,9 @@ def diff_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")
     ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Also write it as one self-contained page."),
-    ] = None,
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="A folder of rules of your own. Repeatable."),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the models.")
-    ] = False,
+    html: HtmlOption = None,
+    rules: RulesOption = None,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Compare A and B: what each does as its graph says, configuration, structure, and what a port must do.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from neuron_autoport.cli.options import RulesOption
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -26,10 +27,7 @@ def explain_command(
         str | None,
         typer.Argument(metavar="CODE|RULE|WORD", help="Left out: list all that can be asked."),
     ] = None,
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="A folder of rules of your own. Repeatable."),
-    ] = None,
+    rules: RulesOption = None,
 ) -> None:
     """Say what a reason code, a rule or a word means, with an example, and what to do next."""
     from rich.console import Console

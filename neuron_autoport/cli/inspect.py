@@ -15,6 +15,14 @@ from neuron_autoport.cli import inspect_options as opt
 from neuron_autoport.cli import inspect_serving
 from neuron_autoport.cli.inspect_options import TargetName
 from neuron_autoport.cli.inspect_output import FormatName, Output
+from neuron_autoport.cli.options import (
+    HtmlOption,
+    InitOption,
+    InputsOption,
+    RulesOption,
+    TpOption,
+    TrustFileOption,
+)
 from neuron_autoport.cli.own import DtypeName, OwnRequest
 from neuron_autoport.errors import DemandNotMet, ProofFailed
 
@@ -57,18 +65,18 @@ def inspect_command(
     diff: opt.DiffOption = False,
     as_json: opt.AsJsonOption = False,
     format: opt.FormatOption = FormatName.text,
-    html: opt.HtmlOption = None,
+    html: HtmlOption = None,
     compare: opt.CompareOption = None,
-    rules: opt.RulesOption = None,
-    tp: opt.TpOption = 1,
+    rules: RulesOption = None,
+    tp: TpOption = 1,
     target: opt.TargetOption = TargetName.trn2,
     batch: opt.BatchOption = None,
     context: opt.ContextOption = None,
     buckets: opt.BucketsOption = None,
     prove: opt.ProveOption = False,
-    trust_remote_code: opt.TrustRemoteCodeOption = False,
-    inputs: opt.InputsOption = None,
-    init: opt.InitOption = None,
+    trust_remote_code: TrustFileOption = False,
+    inputs: InputsOption = None,
+    init: InitOption = None,
     dtype: opt.DtypeOption = DtypeName.bf16,
     require_coverage: opt.RequireCoverageOption = None,
     strict: opt.StrictOption = False,
@@ -102,8 +110,8 @@ def inspect_command(
     spoken_of = any(c.sites or c.refusals or c.end for c in report.classes)
     if output.format is FormatName.text and named.is_module and not spoken_of:
         typer.echo(f"no rule came near; to write one: {named.rule_command()}")
-    if output.format is FormatName.text and not named.is_module:
-        inspect_serving.say_what_stops(source)
+    if output.format is FormatName.text:
+        inspect_serving.say_what_stops(report)
     trust = " --trust-remote-code" if trust_remote_code else ""
     command = named.text() if named.is_module else f"autoport inspect {model}{trust}"
     _check(report, require_coverage, strict and compare is None, command)

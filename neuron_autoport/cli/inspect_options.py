@@ -36,10 +36,6 @@ AsJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the report as JSON: --format json.")
 ]
 FormatOption = Annotated[FormatName, typer.Option("--format", help="How the report is printed.")]
-HtmlOption = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Also write it as one self-contained page."),
-]
 CompareOption = Annotated[
     Path | None,
     typer.Option(
@@ -47,14 +43,6 @@ CompareOption = Annotated[
         help="Print what changed since a report of --json; with --strict, exit with 1 if something is lost.",
     ),
 ]
-RulesOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="DIR",
-        help="A folder of rules of your own; one of a built-in's name replaces it. Repeatable.",
-    ),
-]
-TpOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")]
 TargetOption = Annotated[TargetName, typer.Option(help="Whose limits are judged.")]
 BatchOption = Annotated[
     int | None,
@@ -67,23 +55,6 @@ ContextOption = Annotated[
 BucketsOption = Annotated[str | None, typer.Option(metavar="SIZES", help=inspect_serving.HELP)]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="Prove every rewrite and show the figures (slower).")
-]
-TrustRemoteCodeOption = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run code that comes with the model, or FILE.py."),
-]
-InputsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="SIZES",
-        help="Of FILE.py:CLASS: sizes of an argument of forward, [NAME=]2,8,64[:int|bool]. "
-        "Repeatable.",
-    ),
-]
-InitOption = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help="Of FILE.py:CLASS: what the class is made with."),
 ]
 DtypeOption = Annotated[DtypeName, typer.Option(help="Of FILE.py:CLASS: what it is traced in.")]
 RequireCoverageOption = Annotated[

@@ -53,14 +53,12 @@ def with_serving(
     return report.model_copy(update={"serving": serving_info(source, port, rules, asked)})
 
 
-def say_what_stops(source: ModelSource | OwnModule) -> None:
+def say_what_stops(report: Report) -> None:
     """Print what stops `port` and serving, if it is known without trying."""
-    from neuron_autoport.models.plain import NEXT, stops_serving
-    from neuron_autoport.models.source import ModelSource
+    from neuron_autoport.models.plain import NEXT
 
-    stopped = stops_serving(source) if isinstance(source, ModelSource) else None
-    if stopped is not None:
-        typer.echo(f"\nneither ported nor served: {stopped}\n  try: {NEXT}")
+    if report.model.unserved is not None:
+        typer.echo(f"\nneither ported nor served: {report.model.unserved}\n  try: {NEXT}")
 
 
 def demand_served(report: Report, command: str) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from neuron_autoport.cli.options import RulesOption, TpOption, TrustOption
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,15 +52,10 @@ def kernels_command(
             "--for", metavar="MODEL", help="Judge for this model: a folder, model type or hub id."
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of the model.")] = 1,
+    tp: TpOption = 1,
     target: Annotated[str, typer.Option(help="The chip: trn2 or trn3.")] = "trn2",
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="A folder of rules of your own. Repeatable."),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    rules: RulesOption = None,
+    trust_remote_code: TrustOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
     ] = False,

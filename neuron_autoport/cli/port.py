@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from neuron_autoport.cli.options import RulesOption, TrustOption
+
 EPILOG = """[bold]Examples[/bold]
 
 [cyan]autoport port llama -o neuron_llama[/cyan]: a model type, at its default configuration
@@ -34,20 +36,12 @@ def port_command(
     force: Annotated[
         bool, typer.Option("--force", help="Replace DIR if it exists, edits in it included.")
     ] = False,
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="DIR",
-            help="A folder of rules of your own; one of a built-in's name replaces it. Repeatable.",
-        ),
-    ] = None,
+    rules: RulesOption = None,
     without: Annotated[
         list[str] | None,
         typer.Option(metavar="RULE", help="A rule not to use, or Class:rule. Repeatable."),
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Write MODEL's rewritten source as a package for the vLLM Neuron plugin, to read, edit and serve.
 

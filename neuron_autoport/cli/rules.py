@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuron_autoport.cli.options import RulesOption
 from neuron_autoport.cli.rules_new import NEW_EPILOG, new_command
 from neuron_autoport.errors import RuleError
 
@@ -25,15 +26,6 @@ rules_app = typer.Typer(
     help="The rule library: list it, show a rule, run the examples of rules, write a new one.",
 )
 rules_app.command("new", epilog=NEW_EPILOG)(new_command)
-
-Folders = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--rules",
-        metavar="DIR",
-        help="A folder of rules of your own; one of a built-in's name replaces it. Repeatable.",
-    ),
-]
 
 
 LIST_EPILOG = """[bold]Examples[/bold]
@@ -58,7 +50,7 @@ TEST_EPILOG = """[bold]Examples[/bold]
 
 @rules_app.command("list", epilog=LIST_EPILOG)
 def list_command(
-    rules: Folders = None,
+    rules: RulesOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the list as JSON, and nothing else.")
     ] = False,
@@ -88,10 +80,10 @@ def list_command(
 @rules_app.command("show", epilog=SHOW_EPILOG)
 def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A rule's name.")],
-    rules: Folders = None,
+    rules: RulesOption = None,
 ) -> None:
     """Print the file of a rule as it is written, below a comment with its path."""
-    from neuron_autoport.rules.check import near
+    from neuron_autoport.nearest import near
     from neuron_autoport.rules.sources import load_library, origin_of
 
     found = {r.name: r for r in load_library(rules or [])}
@@ -113,7 +105,7 @@ def test_command(
             help="A rule file, a folder of them, or a rule's name; all rules if left out.",
         ),
     ] = None,
-    rules: Folders = None,
+    rules: RulesOption = None,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
@@ -123,7 +115,9 @@ def test_command(
 ) -> None:
     """Run the examples of rules: trace, match, rewrite and prove each one.
 
-    Each rule is tried alone. What went otherwise than the file says is:
+    Each rule is tried alone. A role that it asks for may come from a file beside it.
+
+    What went otherwise than the file says is:
 
     missing: not fused, and should be (exit code 1)
 
@@ -135,23 +129,21 @@ def test_command(
     """
     from rich.console import Console
 
-    from neuron_autoport.rules.check_roles import check_roles
     from neuron_autoport.rules.examples import check_trusted, run_rule
-    from neuron_autoport.rules.library import rules_at
     from neuron_autoport.rules.python_rule import trusted
     from neuron_autoport.rules.sources import load_library
 
     library = load_library(rules or [], trust_code=trust_remote_code)
-    chosen = library
-    if path is not None:
-        named = () if path.exists() else tuple(r for r in library if r.name == str(path))
-        chosen = named or rules_at(path)
-        check_roles({r.name: r for r in (*library, *chosen)}.values())
+    chosen, beside = _chosen(path, library) if path is not None else (library, ())
     words = [str(path)] if path is not None else []
     words += [word for folder in rules or [] for word in ("--rules", str(folder))]
     check_trusted(chosen, trust_remote_code, shlex.join(("autoport", "rules", "test", *words)))
     chosen = tuple(trusted(rule) for rule in chosen)  # what runs examples may run checks
+    library = (*map(trusted, beside), *library)
     console = Console(highlight=False)
+    for rule in beside:
+        text = f"with {_short(rule.path)}, for the role {rule.role}"
+        console.print(text, style="dim", soft_wrap=True)
     outcomes = []
     for rule in chosen:
         for outcome in run_rule(rule, (*chosen, *library)):
@@ -159,6 +151,34 @@ def test_command(
             outcomes.append(outcome)
     _print_count(chosen, outcomes, console)
     raise typer.Exit(_exit_code(outcomes))
+
+
+def _chosen(path: Path, library: tuple[Rule, ...]) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
+    """The rules to be tried; and those of files beside that give roles these ask for.
+
+    Raises:
+        RuleError: there are none, a file is wrong, or a role is given by no rule.
+    """
+    from neuron_autoport.nearest import near
+    from neuron_autoport.rules.check_roles import check_roles
+    from neuron_autoport.rules.library import rules_at, rules_beside
+
+    named = () if path.exists() else tuple(r for r in library if r.name == str(path))
+    if not named and not path.exists():
+        hint = near(str(path), (r.name for r in library))
+        what = f"there is neither a rule file or folder nor a rule `{path}`{hint}"
+        raise RuleError(what, str(path), "autoport rules list shows the files of all rules")
+    chosen = named or rules_at(path)
+    every = {r.name: r for r in (*library, *chosen)}
+    beside = rules_beside(path, every.values()) if path.is_file() else ()
+    check_roles([*every.values(), *beside], _folder_step(path) if path.is_file() else None)
+    return chosen, beside
+
+
+def _folder_step(path: Path) -> str:
+    """What to do where a rule asks for a role that nothing here gives."""
+    words = shlex.join(("autoport", "rules", "test", str(path)))
+    return f"autoport rules list, or {words} --rules DIR with the folder of the rule that gives it"
 
 
 def _print_table(rules: tuple[Rule, ...]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuron_autoport.cli.options import InitOption, InputsOption, RulesOption, TrustFileOption
 from neuron_autoport.cli.own import DtypeName, OwnRequest
 from neuron_autoport.errors import RuleError
 
@@ -37,25 +41,10 @@ def new_command(
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="DIR", help="Folder for NAME.yaml.")
     ] = Path("."),
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SIZES",
-            help="Of FILE.py:CLASS: sizes of an argument of forward, 2,8,64.",
-        ),
-    ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="Of FILE.py:CLASS: what the class is made with."),
-    ] = None,
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option("--rules", metavar="DIR", help="A folder of rules of your own. Repeatable."),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run FILE.py, or code of the model.")
-    ] = False,
+    inputs: InputsOption = None,
+    init: InitOption = None,
+    rules: RulesOption = None,
+    trust_remote_code: TrustFileOption = False,
 ) -> None:
     """Write a rule file that matches a module, with comments, ready to be edited.
 
@@ -132,6 +121,7 @@ def _tell(path: Path, made: NewRule, request: OwnRequest, library: tuple[Rule, .
     for line in made.match.splitlines():
         typer.echo(f"  {line}")
     typer.echo(f"its own example matches; {call}")
+    _tell_part(made)
     if path.stem in {rule.name for rule in library}:
         typer.echo(f"there is a rule {path.stem} already: with --rules this one takes its place")
     folder = str(path.parent)
@@ -142,3 +132,65 @@ def _tell(path: Path, made: NewRule, request: OwnRequest, library: tuple[Rule, .
     else:
         model = request.name.partition(":")[0]
         typer.echo(f"use it:   {shlex.join(('autoport', 'inspect', model, '--rules', folder))}")
+    for number, command in enumerate(_next_commands(path, made, request)):
+        typer.echo(f"{'go on:' if not number else '':<10}{command}")
+
+
+_SHOWN = 12
+
+
+def _tell_part(made: NewRule) -> None:
+    """How much of the module the rule has, and what it leaves out, with the reasons."""
+    part = made.part
+    if not part.rest:
+        return
+    name = made.made_from.rpartition(":")[2]
+    at = ""
+    if part.lines is not None:
+        first, last = part.lines
+        at = f" ({part.file}:{first}" + (f" to {last})" if last != first else ")")
+    total = f"{part.count} of the {part.whole} operations of {name}"
+    typer.echo(f"the rule has {total}{at}. Left out:")
+    shown = part.rest[:_SHOWN]
+    wide = max(len(out.label) for out in shown)
+    for out in shown:
+        line = f"line {out.line}" if out.line is not None else ""
+        typer.echo(f"  {line:<9}  {out.label:<{wide}}  {out.why}")
+    if len(part.rest) > _SHOWN:
+        typer.echo(f"  and {len(part.rest) - _SHOWN} more; the file names them all")
+
+
+def _next_commands(path: Path, made: NewRule, request: OwnRequest) -> Iterator[str]:
+    """For the children left out: a rule of their own, or their role."""
+    children = {out.child.__name__: out for out in made.part.rest if out.child is not None}
+    to = ("-o", str(path.parent)) if path.parent != Path(".") else ()
+    for name, out in children.items():
+        if out.role is not None or out.child is None:
+            continue
+        start = ("autoport", "rules", "new", _snake(name), "--from")
+        model = request.name.partition(":")[0]
+        if not request.is_module:
+            yield shlex.join((*start, f"{model}:{name}", *to))
+        elif out.sizes is not None and _is_beside(out.child, request):
+            file = request.name.partition(".py")[0] + ".py"
+            own = replace(request, command=(*start, f"{file}:{name}"), inputs=out.sizes, more=to)
+            yield replace(own, init=None).text()
+    if any(out.role is not None for out in children.values()):
+        yield "autoport explain role    (a rule may ask for a child by its role)"
+
+
+def _is_beside(child: type, request: OwnRequest) -> bool:
+    """Is the class in the file that the user named, and can be made without arguments?"""
+    from neuron_autoport.models.own_module import find_class
+
+    file = inspect.getsourcefile(child)
+    if file is None or Path(file).resolve() != find_class(request.name)[0].resolve():
+        return False
+    parameters = inspect.signature(child).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(p.default is not p.empty or p.kind in kinds for p in parameters)
+
+
+def _snake(name: str) -> str:
+    """`LlamaMLP` as `llama_mlp`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

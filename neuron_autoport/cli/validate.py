@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from neuron_autoport.cli import validate_options as given
+from neuron_autoport.cli.options import RulesOption, TpOption, TrustOption
 from neuron_autoport.errors import AutoportError, ProofFailed
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def validate_command(
     dtype: given.Dtype = given.DtypeChoice.bfloat16,
     json_file: given.JsonFile = None,
     html_file: given.HtmlFile = None,
-    rules: given.Rules = None,
+    rules: RulesOption = None,
     without: given.Without = None,
     prompts: given.Prompts = None,
     count: given.Count = 6,
@@ -50,11 +51,11 @@ def validate_command(
     limit: given.Limit = None,
     margin: given.Margin = 0.05,
     memory: given.MemoryLimit = None,
-    tp: given.Ranks = 1,
+    tp: TpOption = 1,
     bisect: given.Bisect = False,
     no_prove: given.NoProve = False,
     engine: given.Engine = None,
-    trust_remote_code: given.Trust = False,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Judge the accuracy of MODEL's port: each module, whole prompts, and tasks.
 

@@ -43,10 +43,6 @@ JsonFile = Annotated[
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a report page.")
 ]
-Rules = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="DIR", help="A folder of rules of your own. Repeatable."),
-]
 Without = Annotated[
     list[str] | None,
     typer.Option(metavar="CLASS:RULE", help="Switch a rule off, in one class or (RULE) in all."),
@@ -72,9 +68,6 @@ MemoryLimit = Annotated[
         min=0.1, metavar="GIB", help="Stay within this; a larger model goes layer by layer."
     ),
 ]
-Ranks = Annotated[
-    int, typer.Option("--tp", min=1, help="Tensor-parallel ranks of the served model.")
-]
 Bisect = Annotated[
     bool, typer.Option("--bisect", help="Find the smallest set of rules behind a failure.")
 ]
@@ -90,7 +83,4 @@ Engine = Annotated[
         "--engine/--no-engine",
         help="Level 2 of the served model, too. Without it: if vLLM is there.",
     ),
-]
-Trust = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
 ]

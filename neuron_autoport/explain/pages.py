@@ -6,7 +6,6 @@ operations.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 from neuron_autoport.errors import AutoportError
 from neuron_autoport.explain.codes import CODE_HELP, CodeHelp
 from neuron_autoport.explain.words import CAPTURES, FIELDS, PATTERN, WORDS
+from neuron_autoport.nearest import nearest
 from neuron_autoport.rewrite.reasons import CODES
 from neuron_autoport.rules import sources
 from neuron_autoport.rules.builtin import builtin_folder, is_builtin
@@ -79,10 +79,9 @@ def _every(rules: tuple[Rule, ...]) -> Iterator[tuple[str, Callable[[], Page]]]:
 
 
 def _unknown(word: str, known: list[str]) -> UnknownWord:
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(f'`{lower[c]}`' for c in close)}?" if close else ""
-    step = f"autoport explain {lower[close[0]]}" if close else "autoport explain lists all words"
+    close = nearest(word, known, 3)
+    hint = f"; did you mean {' or '.join(f'`{c}`' for c in close)}?" if close else ""
+    step = f"autoport explain {close[0]}" if close else "autoport explain lists all words"
     return UnknownWord(f"there is no page on `{word}`{hint}", None, step)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from neuron_autoport.errors import ModelError
+from neuron_autoport.nearest import nearest
 
 LEFT_OUT = "tensors of the checkpoint that no module takes are left out"
 _SHOWN = 3
@@ -65,8 +65,8 @@ def check_loaded(info: dict[str, Any], name: str) -> None:
     missing = sorted(info.get("missing_keys") or ())
     extra = sorted(info.get("unexpected_keys") or ())
     if missing:
-        near = difflib.get_close_matches(missing[0], extra, n=1, cutoff=0.6)
-        hint = f" The nearest that no module takes is {near[0]}." if near else ""
+        close = nearest(missing[0], extra)
+        hint = f" The nearest that no module takes is {close[0]}." if close else ""
         what = f"The checkpoint lacks tensors of the model: {listed(missing)}.{hint}"
         raise ModelError(what, name, f"autoport inspect {name} shows what config.json asks for")
     if extra:

@@ -28,7 +28,7 @@ from neuron_autoport.errors import ModelError
 from neuron_autoport.models.failures import one_line
 from neuron_autoport.models.inputs import Input
 from neuron_autoport.models.python_file import import_file
-from neuron_autoport.rules.check import near
+from neuron_autoport.nearest import near
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).parent)

@@ -7,7 +7,6 @@ ModelError that says what, where, and what to do next.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable
@@ -31,7 +30,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from neuron_autoport.errors import ModelError
 from neuron_autoport.models.failures import BUILD_ERRORS, build_failed, one_line
+from neuron_autoport.models.hub import hub_answers
 from neuron_autoport.models.kinds import architecture_of, refuse_encoder
+from neuron_autoport.nearest import nearest
 
 Kind = Literal["folder", "model_type", "hub"]
 
@@ -142,7 +143,7 @@ def _nearest(name: str) -> list[str]:
     by_class = [t for t, cls in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if cls == name]
     wanted = name.lower().replace("-", "_").replace(".", "_")
     plain = {t.lower().replace("-", "_"): t for t in causal_model_types()}
-    close = [plain[c] for c in difflib.get_close_matches(wanted, plain, n=3, cutoff=0.5)]
+    close = [plain[c] for c in nearest(wanted, plain, 3)]
     return list(dict.fromkeys(by_class + close))[:3]
 
 
@@ -165,6 +166,9 @@ def _default_config(model_type: str) -> PretrainedConfig:
 def _hub_config_file(model: str) -> Path:
     """config.json of a hub id, from the local cache or the network."""
     step = "check the network or give a local folder: autoport inspect FOLDER"
+    offline = "The hub cannot be reached (offline), and this is no folder nor in the local cache."
+    if not hub_answers(model, "config.json"):
+        raise ModelError(offline, model, step)
     try:
         return Path(hf_hub_download(model, "config.json"))
     except GatedRepoError as err:
@@ -175,8 +179,7 @@ def _hub_config_file(model: str) -> Path:
             model, "The hub has no model of this name, nor is it a folder.", model
         ) from err
     except (OfflineModeIsEnabled, LocalEntryNotFoundError) as err:
-        what = "The hub cannot be reached (offline), and this is no folder nor in the local cache."
-        raise ModelError(what, model, step) from err
+        raise ModelError(offline, model, step) from err
     except EntryNotFoundError as err:
         raise ModelError("This hub model has no config.json.", model, step) from err
     except (HfHubHTTPError, OSError) as err:

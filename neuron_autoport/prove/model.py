@@ -192,7 +192,7 @@ class _TinyProof:
 
     def compare_logits(self, port: Port, made: Generated) -> Comparison:
         new = copy.deepcopy(self.model)
-        install_all(new, port, made)
+        install_all(new, port.where, made)
         original, rewritten = self.run(self.model), self.run(new)
         try:
             exact = self.run(copy.deepcopy(self.model).double())

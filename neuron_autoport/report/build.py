@@ -13,6 +13,7 @@ import neuron_autoport
 from neuron_autoport.fused import FusedWeight
 from neuron_autoport.kernels.calls import KernelCall, kernel_calls
 from neuron_autoport.models.own_module import OwnModule
+from neuron_autoport.models.plain import stops_serving
 from neuron_autoport.models.source import ModelSource
 from neuron_autoport.pipeline import ProvedPort
 from neuron_autoport.port import Port
@@ -100,9 +101,9 @@ class _Builder:
 
     def model(self) -> s.ModelInfo:
         if isinstance(self.source, OwnModule):
-            kind, dtype = "", str(self.source.dtype)
+            kind, dtype, stopped = "", str(self.source.dtype), None
         else:
-            kind = self.source.config.model_type
+            kind, stopped = self.source.config.model_type, stops_serving(self.source)
             first = next(self.port.model.parameters(), None)  # of a model without a base class
             own = first.dtype if first is not None else "?"
             dtype = str(getattr(self.port.model, "dtype", own))
@@ -113,6 +114,7 @@ class _Builder:
             architecture=type(self.port.model).__name__,
             parameters=self.coverage.parameters,
             dtype=dtype.removeprefix("torch."),
+            unserved=stopped,
         )
 
     def head(self) -> s.HeadInfo:
@@ -205,6 +207,7 @@ class _Builder:
             bytes=share(coverage.fused.bytes, coverage.total.bytes),
             weight_bytes=share(sum(coverage.claimed.values()), coverage.weight_bytes),
             traced=coverage.whole,
+            products=share(coverage.products(in_sites=True), coverage.products()),
         )
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from neuron_autoport.port import Port
-from neuron_autoport.report.cost import Cost, graph_costs
+from neuron_autoport.report.cost import PRODUCTS, Cost, graph_costs, kind_of
 from neuron_autoport.rewrite.plan import ClassPlan
 from neuron_autoport.rewrite.site import Site
 from neuron_autoport.trace.module_trace import ModuleTrace
@@ -71,6 +71,11 @@ class Coverage:
     @cached_property
     def total(self) -> Cost:
         return total_cost(self.work) + self.missing
+
+    def products(self, in_sites: bool = False) -> int:
+        """Matrix products of the whole model, every call of one counted; or those of them in sites."""
+        work = (w for w in self.work if kind_of(w.op) in PRODUCTS)
+        return sum(w.calls for w in work if w.site is not None or not in_sites)
 
     def of_site(self, site: Site) -> Cost:
         """Cost of one site, all its instances together."""

@@ -27,6 +27,10 @@ class Finding:
 
 def findings(report: s.Report) -> Iterator[Finding]:
     """All findings, the classes in the report's order; of equal ones only the first."""
+    unserved = report.model.unserved
+    if unserved is not None:
+        code, _, message = unserved.partition(": ")
+        yield Finding(code, "warning", message, None)
     seen = set()
     for finding in (f for cls in report.classes for f in _of_class(cls, report)):
         if finding not in seen:

@@ -8,7 +8,7 @@ from typing import Any
 
 from neuron_autoport.report import schema as s
 from neuron_autoport.report.findings import Finding, findings
-from neuron_autoport.report.numbers import count, percent, seconds
+from neuron_autoport.report.numbers import count, fused_text, percent, seconds
 from neuron_autoport.report.tree import site_facts
 from neuron_autoport.rewrite.reasons import CODES
 
@@ -57,7 +57,7 @@ def github(report: s.Report) -> str:
     """Workflow commands of GitHub Actions, one a line; the summary is the last."""
     lines = [_command(f) for f in findings(report)]
     c = report.coverage
-    text = f"{report.model.name}: fused {c.sites.part} of {c.sites.whole} sites, "
+    text = f"{report.model.name}: {fused_text(c)}, "
     text += f"{percent(c.flops.percent)} of FLOPs"
     return "\n".join([*lines, f"::notice title=autoport inspect::{_data(text)}"])
 
@@ -90,7 +90,7 @@ def markdown(report: s.Report) -> str:
         f"{report.versions.transformers} in {seconds(report.seconds)} s; "
         f"target {report.target.name}, tp {report.target.tp}.",
         "",
-        f"**Fused {c.sites.part} of {c.sites.whole} sites**: {percent(c.flops.percent)} of FLOPs, "
+        f"**{fused_text(c).capitalize()}**: {percent(c.flops.percent)} of FLOPs, "
         f"{percent(c.weight_bytes.percent)} of weight bytes (per token, context {c.context}).",
     ]
     sites = [

@@ -53,3 +53,11 @@ def sizes(weights: Iterable[s.Weight]) -> str:
             text += f"{', ' if text else ''}{w.in_features}→{out}"
         last = w.out_features
     return text
+
+
+def fused_text(c: s.Coverage) -> str:
+    """`fused 5 of 6 sites, 15 of 17 matrix products`."""
+    text = f"fused {c.sites.part} of {c.sites.whole} sites"
+    if c.products is None or not c.products.whole:
+        return text
+    return f"{text}, {c.products.part} of {c.products.whole} matrix products"

@@ -26,6 +26,7 @@ class ModelInfo(_Model):
     architecture: str
     parameters: int = Field(description="distinct parameters; tied ones count once")
     dtype: str = Field(description="dtype it was traced in")
+    unserved: str | None = Field(default=None, description="what stops `port` and serving")
 
 
 class Versions(_Model):
@@ -216,6 +217,7 @@ class Coverage(_Model):
     traced: bool = Field(
         description="false: part of the model was not reached, see `end` of classes"
     )
+    products: Share | None = Field(default=None, description="matrix products that were traced")
 
 
 class HeadInfo(_Model):

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from neuron_autoport.report import schema as s
-from neuron_autoport.report.numbers import count, percent, seconds
+from neuron_autoport.report.numbers import count, fused_text, percent, seconds
 from neuron_autoport.report.roofline.info import roofline_lines
 from neuron_autoport.report.serving_text import serving_lines, serving_title
 from neuron_autoport.report.tables import kernel_table, leftover_table, limit_table, proof_table
@@ -78,12 +78,14 @@ def print_proof(report: s.Report, console: Console) -> None:
 
 
 def print_summary(report: s.Report, console: Console) -> None:
-    """One line: sites, share of FLOPs and of weight bytes."""
+    """One line: sites and matrix products, share of FLOPs and of weight bytes.
+
+    A site is where a rule matched or nearly did: all of them may be fused in a model that is mostly left to torch.
+    """
     c = report.coverage
     line = Text.assemble(
-        (f"fused {c.sites.part} of {c.sites.whole} sites", "bold"),
-        f" ({percent(c.sites.percent)}), {percent(c.flops.percent)} of FLOPs, "
-        f"{percent(c.weight_bytes.percent)} of weight bytes",
+        (fused_text(c), "bold"),
+        f", {percent(c.flops.percent)} of FLOPs, {percent(c.weight_bytes.percent)} of weight bytes",
         (f"  (per token, context {c.context})", "dim"),
     )
     if not c.traced:

@@ -5,7 +5,7 @@ Weights become parameters `[in, out]`, biases `[1, out]`; the instance's class b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -13,9 +13,6 @@ from torch import nn
 from neuron_autoport.fused import FusedWeight, WeightPart, plain_attributes
 from neuron_autoport.rewrite.emit import Generated
 from neuron_autoport.rewrite.plan import ClassPlan
-
-if TYPE_CHECKING:
-    from neuron_autoport.port import Port
 
 
 def install(module: nn.Module, plan: ClassPlan, rewritten: type[nn.Module]) -> None:
@@ -29,10 +26,14 @@ def install(module: nn.Module, plan: ClassPlan, rewritten: type[nn.Module]) -> N
     module.__class__ = rewritten
 
 
-def install_all(model: nn.Module, port: Port, made: Generated) -> None:
-    """Rewrite in place every module of `model` that a plan of its own kind was made for."""
+def install_all(model: nn.Module, where: Mapping[str, ClassPlan], made: Generated) -> None:
+    """Rewrite in place every module of `model` that a plan of its own kind was made for.
+
+    Args:
+        where: the plans, by the path of a module below `model`.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
-    for path, plan in port.where.items():
+    for path, plan in where.items():
         module = modules.get(path)
         # One module may stand under two paths; it is rewritten once.
         if module is not None and plan in made.classes and type(module) is plan.trace.module_class:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import Any
 
-from neuron_autoport.rules.check_call import Fault, check_arguments, near
+from neuron_autoport.nearest import near
+from neuron_autoport.rules.check_call import Fault, check_arguments
+from neuron_autoport.rules.expressions import parts_of
 
 METHODS = frozenset(
     {"split", "chunk", "flatten", "unflatten", "view", "reshape", "transpose", "permute", "squeeze",
@@ -162,12 +164,16 @@ def _enum(node: ast.AST) -> type[Enum] | None:
 def check_condition(
     tree: ast.AST, linears: Collection[str], names: Collection[str], roles: Collection[str] = ()
 ) -> Iterator[Fault]:
-    """Names and attributes of a condition that nothing will have."""
-    for node in ast.walk(tree):
+    """Names and attributes of a condition that nothing will have, those below what is not allowed too."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        todo += parts_of(node)
         if isinstance(node, ast.Name) and node.id not in names:
             yield f"unknown name `{node.id}`{near(node.id, names)}", node
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in roles:  # what the rule of the role captures
+            # A role has what its rule captures; a private name is refused already.
+            if node.value.id in roles or node.attr.startswith("_"):
                 continue
             facts = LINEAR_FACTS if node.value.id in linears else VALUE_FACTS
             if node.value.id in names and node.attr not in facts:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+
+from neuron_autoport.nearest import near
 
 Fault = tuple[str, ast.AST]
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or nothing."""
-    lower = {name.lower(): name for name in sorted(known)}
-    found = difflib.get_close_matches(word.lower(), lower, 1)
-    return f"; did you mean `{lower[found[0]]}`?" if found else ""
 
 
 def check_arguments(node: ast.Call, signature: inspect.Signature) -> Iterator[Fault]:

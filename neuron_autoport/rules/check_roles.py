@@ -9,8 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 from ruamel.yaml import YAML
 
 from neuron_autoport.errors import RuleError
+from neuron_autoport.nearest import near
 from neuron_autoport.rules.builtin import is_builtin
-from neuron_autoport.rules.check import near
 from neuron_autoport.rules.passed import signature_of
 from neuron_autoport.rules.places import Places
 from neuron_autoport.rules.rule import KINDS, Rule
@@ -18,8 +18,18 @@ from neuron_autoport.rules.rule import KINDS, Rule
 Fault = tuple[str, str]  # place and message
 
 
-def check_roles(rules: Iterable[Rule]) -> None:
+def lacking(rules: Iterable[Rule]) -> set[str]:
+    """Roles that these rules ask for, and none of them gives."""
+    rules = tuple(rules)
+    asked = {role for rule in rules for role in rule.roles.values()}
+    return asked - {rule.role for rule in rules if not rule.refuse}
+
+
+def check_roles(rules: Iterable[Rule], elsewhere: str | None = None) -> None:
     """Check the roles that rules ask for.
+
+    Args:
+        elsewhere: what to do next for a role that no rule gives, where rules may lie that are not looked at.
 
     Raises:
         RuleError: roles that no rule gives, rules whose roles ask for each other, arguments that the rule of a
@@ -27,11 +37,12 @@ def check_roles(rules: Iterable[Rule]) -> None:
     """
     rules = tuple(rules)
     circles, circular = _circles(rules)
-    faults = [*_not_given(rules, circular), *circles, *_not_passed(rules)]
+    missing = list(_not_given(rules, circular))
+    faults = [*missing, *circles, *_not_passed(rules)]
     if not faults:
         return
     faults.sort(key=_in_order)
-    step = "autoport rules list"
+    step = elsewhere if missing and elsewhere else "autoport rules list"
     if len(faults) == 1:
         raise RuleError(faults[0][1], faults[0][0], step)
     told = "\n".join(f"{place}: {what}" for place, what in faults)

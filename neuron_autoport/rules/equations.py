@@ -82,11 +82,11 @@ def write_equations(
         try:
             draft = _Writer(graph, finder, region, float_only).write()
         except Unsayable as no:
-            finder.banned.add(no.op)
+            finder.banned[no.op] = str(no)
             continue
         if draft.inputs:
             return draft
-        finder.banned |= set(region.roots)  # made of parameters only
+        finder.banned |= dict.fromkeys(region.roots, "it is made of parameters only")
 
 
 class _Writer:

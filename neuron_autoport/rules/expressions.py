@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from neuron_autoport.rules.places import character
@@ -46,42 +46,67 @@ _NO_NUMBERS = frozenset({"shape", "rows", "dtype", "layout"})
 
 
 class ExpressionError(Exception):
-    """The text is not an expression of this language; `column` counts from 1."""
+    """The text is not an expression of this language; `column` counts from 1. all: this fault and any others."""
 
     def __init__(self, message: str, column: int = 1) -> None:
         super().__init__(message)
         self.column = column
+        self.all: tuple[ExpressionError, ...] = (self,)
 
 
 def parse_expression(text: str) -> ast.Expression:
-    """Parse, and refuse anything but names, attributes, indices, arithmetic and comparison."""
-    try:
-        tree = ast.parse(text, mode="eval")
-        _check(tree, 0, text)
-    except SyntaxError as error:
-        raise ExpressionError(f"not an expression: {error.msg}", error.offset or 1) from None
-    except (RecursionError, MemoryError):  # Python's parser raises either
-        raise ExpressionError("nested too deeply") from None
+    """Parse, and refuse anything but names, attributes, indices, arithmetic and comparison.
+
+    Raises:
+        ExpressionError: the first fault; its `all` has every one.
+    """
+    tree, faults = read_expression(text)
+    if faults or tree is None:
+        first = faults[0]
+        first.all = tuple(faults)
+        raise first
     return tree
 
 
-def _check(node: ast.AST, byte: int, text: str) -> None:
+def read_expression(text: str) -> tuple[ast.Expression | None, list[ExpressionError]]:
+    """The tree of a text, with all that the language does not have; None if it is no expression at all."""
+    try:
+        tree = ast.parse(text, mode="eval")
+        return tree, list(_faults(tree, 0, text))
+    except SyntaxError as error:
+        return None, [ExpressionError(f"not an expression: {error.msg}", error.offset or 1)]
+    except (RecursionError, MemoryError):  # Python's parser raises either
+        return None, [ExpressionError("nested too deeply")]
+
+
+def _faults(node: ast.AST, byte: int, text: str) -> Iterator[ExpressionError]:
+    """Faults of a node and of all below it."""
     byte = getattr(node, "col_offset", byte)  # an operator has no place: that of its operation
     column = character(text, getattr(node, "lineno", 1), byte)
     if not isinstance(node, _ALLOWED):
-        raise ExpressionError(f"{type(node).__name__} is not allowed here", column)
+        yield ExpressionError(f"{type(node).__name__} is not allowed here", column)
     if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
-        raise ExpressionError(f"attribute {node.attr} is not allowed", column)
+        yield ExpressionError(f"attribute {node.attr} is not allowed", column)
     if isinstance(node, ast.Constant) and not isinstance(node.value, _CONSTANTS):
-        raise ExpressionError(f"{node.value!r} is not allowed here", column)
+        yield ExpressionError(f"{node.value!r} is not allowed here", column)
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > _MOST:
-        raise ExpressionError(f"a number is at most {_MOST}", column)
+        yield ExpressionError(f"a number is at most {_MOST}", column)
     for operand in _operands(node):
         if _no_number(operand):
             place = character(text, operand.lineno, operand.col_offset)
-            raise ExpressionError(f"`{ast.unparse(operand)}` is no number: {_NUMBERS}", place)
-    for child in ast.iter_child_nodes(node):
-        _check(child, byte, text)
+            yield ExpressionError(f"`{ast.unparse(operand)}` is no number: {_NUMBERS}", place)
+    for child in parts_of(node):
+        yield from _faults(child, byte, text)
+
+
+def parts_of(node: ast.AST) -> list[ast.AST]:
+    """What stands below a node and has a meaning of its own, whatever is wrong with the node.
+
+    Of a call these are its arguments; what else the language does not have is wrong as a whole.
+    """
+    if isinstance(node, ast.Call):
+        return [*node.args, *(k.value for k in node.keywords)]
+    return list(ast.iter_child_nodes(node)) if isinstance(node, _ALLOWED) else []
 
 
 def _operands(node: ast.AST) -> list[ast.expr]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from neuron_autoport.errors import RuleError
 from neuron_autoport.rules.builtin import builtin_folder, is_builtin
-from neuron_autoport.rules.check_roles import check_roles
+from neuron_autoport.rules.check_roles import check_roles, lacking
 from neuron_autoport.rules.plain import load_plain_rule
 from neuron_autoport.rules.python_rule import is_python_rule, load_python_rule, trusted
 from neuron_autoport.rules.rule import Rule
@@ -26,6 +27,10 @@ def folder_rules(folder: Path, where: str | None = None) -> tuple[Rule, ...]:
     """
     if not folder.is_dir():
         place = f"{folder}, named by {where}" if where else str(folder)
+        if folder.exists():
+            raise RuleError(
+                f"{folder} is a file, not a folder of rules", place, f"name {folder.parent}"
+            )
         raise RuleError(f"rule folder {folder} does not exist", place, f"ls {folder.parent}")
     rules: dict[str, Rule] = {}
     faults: list[RuleError] = []
@@ -43,13 +48,54 @@ def folder_rules(folder: Path, where: str | None = None) -> tuple[Rule, ...]:
     for path in sorted(folder.rglob("*.yml")):
         step = f"mv {path} {path.with_suffix('.yaml')}"
         faults.append(RuleError("the name of a rule file ends in .yaml", str(path), step))
+    _raise_all(faults, folder)
+    return tuple(rules.values())
+
+
+def _raise_all(faults: list[RuleError], folder: Path) -> None:
+    """Tell what is wrong with files of a folder, all of it."""
     if len(faults) == 1:
         raise faults[0]
     if faults:
         told = "\n".join(f.what + (f" ({f.where})" if f.where else "") for f in faults)
         what = f"{len(faults)} rule files are wrong.\n{told}"
         raise RuleError(what, str(folder), faults[0].next_step)
-    return tuple(rules.values())
+
+
+def rules_beside(path: Path, known: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Rules of the files right beside `path` that give a role which `known`, or one of them, asks for and lacks.
+
+    Other files of that folder are left alone, whatever they are.
+
+    Raises:
+        RuleError: a role is still lacking, and a rule file beside is wrong: it may be the one that gives it.
+    """
+    known, found = tuple(known), dict[str, Rule]()
+    others, faults = _others(path) if lacking(known) else ({}, [])
+    while missing := lacking((*known, *found.values())):
+        new = {n: r for n, r in others.items() if r.role in missing and n not in found}
+        if not new:
+            _raise_all(faults, path.parent)
+            break
+        found |= new
+    return tuple(found.values())
+
+
+def _others(path: Path) -> tuple[dict[str, Rule], list[RuleError]]:
+    """The rules of the files beside one by name, and what is wrong with rule files there."""
+    rules: dict[str, Rule] = {}
+    faults: list[RuleError] = []
+    for other in sorted(path.parent.glob("*.yaml")):
+        content = read(other) if other.is_file() and not other.samefile(path) else b""
+        if not re.search(rb"^rule:", content, re.MULTILINE):
+            continue
+        try:
+            rule = _load(other, content)
+        except RuleError as error:
+            faults.append(error)
+        else:
+            rules.setdefault(rule.name, rule)
+    return rules, faults
 
 
 def read(path: Path) -> bytes:

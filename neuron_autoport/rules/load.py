@@ -14,9 +14,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
 
 from neuron_autoport.errors import RuleError
-from neuron_autoport.rules.check import check_code, near
+from neuron_autoport.nearest import near
+from neuron_autoport.rules.check import check_code
 from neuron_autoport.rules.load_code import CodeReader
 from neuron_autoport.rules.load_examples import read_examples
 from neuron_autoport.rules.load_fields import NEXT
@@ -41,12 +43,22 @@ def load_rule(path: Path, content: bytes | None = None) -> Rule:
         text = raw.decode("utf-8")
         data = YAML(typ="rt").load(text)
     except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise RuleError("the file is not UTF-8", f"{path}:{line}", NEXT) from None
+        before = raw[: error.start].decode("utf-8").split("\n")
+        place = f"{path}:{len(before)}:{len(before[-1]) + 1}"
+        what = "the file is not UTF-8 text, as a rule file has to be"
+        raise RuleError(what, place, NEXT) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise RuleError(f"not YAML: {error.problem}", place, NEXT) from None
+        # `but found another document` goes on from what was expected.
+        goes_on = str(error.problem).startswith("but ")
+        said = f"{error.context}, {error.problem}" if goes_on else error.problem
+        raise RuleError(f"not YAML: {said}", place, NEXT) from None
+    except ReaderError as error:
+        before = text[: error.position].split("\n")
+        place = f"{path}:{len(before)}:{len(before[-1]) + 1}"
+        what = f"not YAML: the character U+{error.character:04X} is not allowed"
+        raise RuleError(what, place, NEXT) from None
     except YAMLError as error:
         raise RuleError(f"not YAML: {str(error).splitlines()[0]}", str(path), NEXT) from None
     return _Reader(path, data, text).read()
@@ -240,4 +252,4 @@ def _listed(names: Any) -> list[str]:
 
 def _is_role(kind: str) -> bool:
     """May the word be a role? The library knows all roles; a misspelled kind is told here."""
-    return re.fullmatch(r"[a-z]\w*", kind) is not None and not near(kind, KINDS)
+    return re.fullmatch(r"[A-Za-z]\w*", kind) is not None and not near(kind, KINDS)

@@ -11,14 +11,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from neuron_autoport.nearest import near
 from neuron_autoport.rules.check import check_code, check_condition
-from neuron_autoport.rules.expressions import ExpressionError, parse_expression
+from neuron_autoport.rules.expressions import read_expression
 from neuron_autoport.rules.load_fields import FieldReader
 from neuron_autoport.rules.pattern import Statement
 from neuron_autoport.rules.places import character
 
 PHASES = ("prefill", "decode")
 TARGETS = ("trn2", "trn3")
+_WORD = re.compile(r"(\w+): ")
 _SCOPE = re.compile(rf"({'|'.join((*PHASES, *TARGETS))}): *")
 
 
@@ -66,7 +68,8 @@ class CodeReader(FieldReader):
         if key == "replace":
             return first, None
         second = self.replacement(box, "decode", weights, names, roles)
-        if [ast.dump(t) for t in first.targets] != [ast.dump(t) for t in second.targets]:
+        both = first.targets and second.targets  # else that one is wrong is told already
+        if both and [ast.dump(t) for t in first.targets] != [ast.dump(t) for t in second.targets]:
             place = self.places.of_value(box, "decode")
             self.fault("`decode` gives other names than `prefill`", place)
         return first, second.value
@@ -108,14 +111,22 @@ class CodeReader(FieldReader):
         found = []
         box = self.data.get(key) or ()
         for i, item in enumerate(box):
+            if not isinstance(item, str):
+                said = " in quotes, as a `: ` is in it" if isinstance(item, dict) else ""
+                self.fault(f"a condition must be text{said}", self.places.of_value(box, i))
+                continue
             text = str(item)
             scope = _SCOPE.match(text) if key == "neuron" else None
             start = scope.end() if scope is not None else 0
-            try:
-                tree = parse_expression(text[start:])
-            except ExpressionError as error:
+            word = _WORD.match(text) if scope is None else None
+            if word is not None:
+                self.fault(self.no_scope(key, word[1]), self.places.of_value(box, i))
+                continue
+            tree, faults = read_expression(text[start:])
+            for error in faults:
                 place = self.places.of_value(box, i, 1, start + error.column)
                 self.fault(f"`{text}`: {error}", place)
+            if tree is None:
                 continue
             found.append((text, tree))
             known, modules = {*names, *self.unclear}, {*roles, *self.unclear}
@@ -123,6 +134,14 @@ class CodeReader(FieldReader):
                 column = character(text[start:], 1, getattr(node, "col_offset", 0)) + start
                 self.fault(f"`{text}`: {message}", self.places.of_value(box, i, 1, column))
         return tuple(found)
+
+    def no_scope(self, key: str, word: str) -> str:
+        """Tell of a condition that begins with a word of its own."""
+        if key != "neuron":
+            return f"`{word}:` is for conditions of `neuron`; what `{key}` has counts always"
+        known = (*PHASES, *TARGETS)
+        hint = near(word, known) or f"; there are {', '.join(known)}"
+        return f"`{word}` is no phase or target{hint}"
 
 
 def scope_of(text: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from neuron_autoport.rules.check import near
+from neuron_autoport.nearest import near
 from neuron_autoport.rules.places import Places, character
 from neuron_autoport.rules.rule import Example
 

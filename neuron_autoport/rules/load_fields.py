@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neuron_autoport.errors import RuleError
-from neuron_autoport.rules.check import near
+from neuron_autoport.nearest import near
 from neuron_autoport.rules.places import Places
 
 # Every field and what it must be.
@@ -93,10 +93,11 @@ class FieldReader:
         if self.data.get("refuse") == "":
             place = self.places.of_value(self.data, "refuse")
             self.fault("`refuse` says why the target has no function for it", place)
-        name = self.data.get("rule")
-        if isinstance(name, str) and not re.fullmatch(r"[A-Za-z]\w*", name):
-            place = self.places.of_value(self.data, "rule")
-            self.fault(f"`{name}` is no rule name: letters, digits and _", place)
+        for key, said in (("rule", "rule name"), ("role", "role")):
+            name = self.data.get(key)
+            if isinstance(name, str) and not re.fullmatch(r"[A-Za-z]\w*", name):
+                place = self.places.of_value(self.data, key)
+                self.fault(f"`{name}` is no {said}: letters, digits and _", place)
 
     def unknown_keys(self, box: Any, known: Collection[str]) -> set[str]:
         """Tell keys of a mapping that are unknown; and say which known ones are neither there nor meant."""

@@ -19,16 +19,17 @@ from neuron_autoport.errors import RuleError
 from neuron_autoport.models.inputs import Input
 from neuron_autoport.models.own_module import OwnModule
 from neuron_autoport.models.python_file import write_whole
+from neuron_autoport.nearest import near
 from neuron_autoport.port import Port
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
-from neuron_autoport.rules.check import near
 from neuron_autoport.rules.equations import Draft, write_equations
 from neuron_autoport.rules.example_made import made_example
 from neuron_autoport.rules.example_source import NoExample, own_source
 from neuron_autoport.rules.examples import Kind, run_rule
+from neuron_autoport.rules.left_out import Part, left_out, part_of
 from neuron_autoport.rules.new_text import ExampleText, rule_text
 from neuron_autoport.rules.plain import load_plain_rule
-from neuron_autoport.rules.region import Finder, left_out
+from neuron_autoport.rules.region import Finder
 from neuron_autoport.rules.reuse import reuse
 from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.rule import Rule
@@ -36,16 +37,22 @@ from neuron_autoport.single import trace_alone
 from neuron_autoport.trace.module_trace import ModuleTrace
 
 _TRIES = 4
+# A pattern, an example of it, and what found its region and knows why it ends there.
+_Try = tuple[Draft, ExampleText, Finder]
 
 
 @dataclass(frozen=True)
 class NewRule:
-    """text: of the file. match: its equations. call: the function it calls; None if it refuses yet."""
+    """text: of the file. match: its equations. call: the function it calls; None if it refuses yet.
+
+    part: what it is of the module.
+    """
 
     text: str
     match: str
     made_from: str
     call: str | None
+    part: Part
 
 
 def check_name(name: str) -> None:
@@ -71,15 +78,16 @@ def rule_from_own(name: str, own: OwnModule, library: Iterable[Rule], command: s
     module, trace = trace_alone(own.new, own.inputs, torch.bfloat16)
     plan = plan_class(trace, library, roles=Roles(library))
     _check_end(trace, own.name)
-    tries: list[tuple[Draft, ExampleText]] = []
+    tries: list[_Try] = []
     try:
         cls = type(module)
         if cls.__module__ != own.made_by.__module__:
             raise NoExample("the class comes from another file")
         text = own_source(cls, sys.modules[cls.__module__], own.path.read_text(encoding="utf-8"))
         example = ExampleText(text, _shapes(own.inputs), own.init)
-        draft = write_equations(plan.graph, Finder(plan.graph, Roles(library)))
-        tries += [(draft, example)] if draft is not None else []
+        finder = Finder(plan.graph, Roles(library))
+        draft = write_equations(plan.graph, finder)
+        tries += [(draft, example, finder)] if draft is not None else []
     except NoExample:
         pass  # the example is made from the pattern then
     every = itertools.chain(tries, _made_drafts(plan))
@@ -101,37 +109,39 @@ def rule_from_model(
 def _first_good(
     name: str,
     plan: ClassPlan,
-    tries: Iterable[tuple[Draft, ExampleText]],
+    tries: Iterable[_Try],
     library: tuple[Rule, ...],
     made_from: str,
     command: str,
 ) -> NewRule:
     """The first draft whose rule matches its example."""
     said = "no operation of it is one that a pattern knows"
-    for draft, example in tries:
+    for draft, example, finder in tries:
         known = reuse(draft, plan)
+        part = part_of(finder, draft.region, Roles(library))
         for again in (known, None) if known is not None else (None,):
-            rest = left_out(plan.graph, draft.region)
-            text = rule_text(name, draft, example, again, rest, made_from, command)
+            text = rule_text(name, draft, example, again, part.rest, made_from, command)
             said = _fault(name, text, library)
             if not said:
                 match = "\n".join(map(str, draft.equations))
-                return NewRule(text, match, made_from, again.rule.call if again else None)
+                return NewRule(text, match, made_from, again.rule.call if again else None, part)
     step = "`autoport explain match` tells what a pattern can say; autoport rules show gated_mlp"
     raise RuleError(f"no rule could be written from {made_from}: {said}", made_from, step)
 
 
-def _made_drafts(plan: ClassPlan) -> Iterator[tuple[Draft, ExampleText]]:
+def _made_drafts(plan: ClassPlan) -> Iterator[_Try]:
     """Patterns with examples made from them, the largest region first."""
     finder = Finder(plan.graph)
     for _ in range(_TRIES):
         draft = write_equations(plan.graph, finder, float_only=torch.bfloat16)
         if draft is None:
             return
-        part = "Part" if left_out(plan.graph, draft.region) else ""
+        part = "Part" if left_out(finder, draft.region) else ""
         cls = plan.trace.module_class.__name__ + part
-        yield draft, ExampleText(*made_example(draft, cls), {})
-        finder.banned |= set(draft.region.roots)
+        yield draft, ExampleText(*made_example(draft, cls), {}), finder
+        finder.banned |= dict.fromkeys(
+            draft.region.roots, "a rule of it does not match its own example"
+        )
 
 
 def _fault(name: str, text: str, library: tuple[Rule, ...]) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuron_autoport.rules.equations import Draft
+from neuron_autoport.rules.left_out import LeftOut
 from neuron_autoport.rules.reuse import Reused
-from neuron_autoport.trace.ops import Op
 
 TO_DO = "to do, no fused function is called yet"
 _MEANING = {
@@ -35,7 +35,7 @@ def rule_text(
     draft: Draft,
     example: ExampleText,
     known: Reused | None,
-    rest: list[Op],
+    rest: tuple[LeftOut, ...],
     made_from: str,
     command: str,
 ) -> str:
@@ -66,7 +66,7 @@ def rule_text(
     return "\n".join(lines) + "\n"
 
 
-def _match(draft: Draft, rest: list[Op]) -> Iterator[str]:
+def _match(draft: Draft, rest: tuple[LeftOut, ...]) -> Iterator[str]:
     yield "# Equations that are found and replaced. A name that is called is an operation, or a module (`where`);"
     yield "# any other name is a captured value. Other spellings of the same computation match as well."
     if len(draft.equations) == 1:
@@ -78,14 +78,9 @@ def _match(draft: Draft, rest: list[Op]) -> Iterator[str]:
         yield "# A number matches itself only. Write a name for it, and `that_name: number` under `where`,"
         yield "# to match any number and pass it on."
     if rest:
-        labels = dict.fromkeys(_label(op) for op in rest)
+        labels = dict.fromkeys(map(str, rest))
         text = f"Of the module, the pattern leaves out: {', '.join(labels)}."
         yield from textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ")
-
-
-def _label(op: Op) -> str:
-    name = f"{op.target}(...)" if op.name == "module" else op.name.removeprefix("unknown:")
-    return name + (f" (line {op.spans[0].line})" if op.spans else "")
 
 
 def _numbers(draft: Draft) -> bool:

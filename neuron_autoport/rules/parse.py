@@ -12,10 +12,11 @@ map in between. `fp32(x)`, `like(v, x)` are casts. `a | b` is one of two spellin
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from typing import Any
 
+from neuron_autoport.nearest import near
+from neuron_autoport.rules.check_equations import check_equations
 from neuron_autoport.rules.pattern import (
     ARITY,
     OPERATIONS,
@@ -73,6 +74,7 @@ def parse_pattern(text: str, modules: set[str], choices: set[str]) -> tuple[Stat
         raise PatternError(message, None, error.lineno or 1, error.offset or 1) from None
     parser = _Parser(modules, choices, _places_of_optional(text))
     found = [parser.read(node) for node in body]
+    parser.faults += [PatternError(message, node) for message, node in check_equations(body)]
     if not parser.faults:
         return tuple(s for s in found if s is not None)
     for fault in parser.faults:  # ast counts bytes
@@ -225,8 +227,8 @@ class _Parser:
             self.arguments(node, name, None if name in self.modules else 1)
             return kind(name, tuple(self.expression(a) for a in node.args))
         if name not in OPERATIONS:
-            near = difflib.get_close_matches(name, [*OPERATIONS, *self.modules, *self.choices], 1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
+            known = (*OPERATIONS, *self.modules, *self.choices)
+            hint = near(name, known) or "; `autoport explain` lists them"
             raise PatternError(f"unknown operation `{name}`{hint}", node)
         if name == "after" and len(node.args) == 1 and isinstance(node.args[0], ast.Name):
             return After(node.args[0].id)

@@ -42,11 +42,44 @@ class Places:
         ):  # ruamel gives the place of what follows
             row, start = box.lc.key(key)
         first = self.lines[row][start : start + 1] if row < len(self.lines) else ""
-        if first and first in "|>":
-            return row + line + 1, self._indent_below(row) + column
-        if first and first in "'\"":
+        value = box[key]
+        if not isinstance(value, str) or not first:
+            return row + 1, start + column
+        if first in "|>":
+            below = (i for i, x in enumerate(self.lines[row + 1 :], row + 1) if x.strip())
+            body = next(below, row)
+            # Of a first line that is indented further the value has the rest.
+            start = self._indent_below(row) - (len(value) - len(value.lstrip(" ")))
+            if first == "|":
+                return row + line + 1, start + column
+            row = body
+        elif first in "'\"":
             start += 1
-        return row + 1, start + column
+        return self._walk(row, start, first, value, _index(value, line, column))
+
+    def _walk(self, row: int, start: int, quote: str, value: str, index: int) -> tuple[int, int]:
+        """Where the character `index` of a value stands that may go over several lines, as numbers from 1.
+
+        Lines are joined with a space there, quotes doubled and characters escaped.
+
+        Args:
+            row, start: of the value's first character, from 0. quote: what it begins with, if that is one.
+        """
+        after = "\n".join(self.lines[row:])
+        at, i = start, 0
+        while at < len(after):
+            if (
+                quote == '"' and after[at : at + 2] == "\\\n"
+            ):  # the line goes on, nothing stands for it
+                at = _past_space(after, at + 2)
+            elif i >= index:
+                break
+            elif value[i].isspace() and after[at].isspace():
+                at, i = _past_space(after, at), _past_space(value, i)
+            else:
+                at, i = at + _written_length(after[at : at + 2], quote), i + 1
+        upto = after[:at]
+        return row + upto.count("\n") + 1, len(upto) - upto.rfind("\n") + (index - i)
 
     def _indent_below(self, row: int) -> int:
         """Indentation of a block of text whose header is on line `row`."""
@@ -56,6 +89,23 @@ class Places:
 
     def _text(self, row: int, column: int) -> str:
         return f"{self.path}:{row + 1}:{column + 1}"
+
+
+def _index(text: str, line: int, column: int) -> int:
+    """The character of a text at a line and column, both from 1."""
+    return sum(len(x) + 1 for x in text.split("\n")[: line - 1]) + column - 1
+
+
+def _past_space(text: str, at: int) -> int:
+    """The next character that is none."""
+    return len(text) - len(text[at:].lstrip())
+
+
+def _written_length(written: str, quote: str) -> int:
+    """Characters that one of a quoted value takes. written: the first two of them."""
+    if quote == '"' and written[:1] == "\\":
+        return {"x": 4, "u": 6, "U": 10}.get(written[1:], 2)
+    return 2 if quote == "'" and written == "''" else 1
 
 
 def character(text: str, line: int, byte: int) -> int:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,8 @@ from neuron_autoport.rules.plain import load_plain_rule
 from neuron_autoport.rules.rule import Rule
 
 _NAME, _FUNCTION = "RULE", "check"
+_RULE_LINE = re.compile(rf"^{_NAME}\s*=".encode(), re.MULTILINE)
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,22 @@ class PythonCheck:
             said = self.function()(SimpleNamespace(**facts_of(match)))
         except (Exception, SystemExit) as error:  # whatever the user's code raises
             what = f"`{_FUNCTION}` of a rule failed: {type(error).__name__}: {error}"
-            raise RuleError(what, place, f"mend {self.path}") from error
+            raise RuleError(what, self.place_of(error), f"mend {self.path}") from error
         if said is not None and not isinstance(said, str):
             what = f"`{_FUNCTION}` of a rule returned {said!r}: text, or None, was expected"
             raise RuleError(what, place, f"mend {self.path}")
         return said
+
+    def place_of(self, error: BaseException) -> str:
+        """Where in the file an error was raised, or what raised it called; of a file not yet run, where `check` is."""
+        if isinstance(error, SyntaxError):
+            return f"{error.filename or self.path}:{error.lineno or 1}:{error.offset or 1}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if Path(f.filename) in (self.path, self.path.resolve())]
+        if not own:
+            return f"{self.path}:{self.line}"
+        column = getattr(own[-1], "colno", None)
+        return f"{self.path}:{own[-1].lineno}" + (f":{column + 1}" if column is not None else "")
 
     def function(self) -> Callable[[Any], Any]:
         """The function itself; the file is run once for each content."""
@@ -67,8 +82,11 @@ class PythonCheck:
 
 
 def is_python_rule(content: bytes) -> bool:
-    """Does a Python file hold a rule? Other modules may lie in a folder of rules."""
-    return _parts(content)[0] is not None
+    """Does a Python file hold a rule, be it one that cannot be read? Other modules may lie in a folder of rules."""
+    try:
+        return _parts(content)[0] is not None
+    except _UNREADABLE:
+        return _RULE_LINE.search(content) is not None
 
 
 def load_python_rule(path: Path, content: bytes) -> Rule:
@@ -77,7 +95,14 @@ def load_python_rule(path: Path, content: bytes) -> Rule:
     Raises:
         RuleError: it is wrong; positions are those of the Python file.
     """
-    text, function = _parts(content)
+    try:
+        text, function = _parts(content)
+    except SyntaxError as error:
+        place = f"{path}:{error.lineno or 1}:{error.offset or 1}"
+        raise RuleError(f"not Python: {error.msg}", place, f"mend {path}") from None
+    except _UNREADABLE as error:
+        what = f"not Python: {str(error) or 'nested too deeply'}"
+        raise RuleError(what, str(path), f"mend {path}") from None
     if text is None:
         raise RuleError(
             f"there is no rule in it: {_NAME} = text is missing", str(path), _step(path)
@@ -100,11 +125,12 @@ def trusted(rule: Rule) -> Rule:
 
 
 def _parts(content: bytes) -> tuple[ast.Constant | None, ast.FunctionDef | None]:
-    """The text of the rule and the function, as far as the file has them."""
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None, None
+    """The text of the rule and the function, as far as the file has them.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: the file is not Python.
+    """
+    tree = ast.parse(content)
     text, function = None, None
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == _FUNCTION:

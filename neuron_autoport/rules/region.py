@@ -42,7 +42,8 @@ class Finder:
 
     def __init__(self, graph: OpGraph, roles: Roles | None = None) -> None:
         self.graph, self.roles = graph, roles
-        self.banned: set[Op] = set()  # known operations that a pattern cannot say where they stand
+        # Known operations that a pattern cannot say where they stand, and why.
+        self.banned: dict[Op, str] = {}
         self.absorbed = {op for whole in graph.ops for op in whole.absorbed}
 
     def best(self) -> Region | None:
@@ -138,10 +139,3 @@ def _is_number(value: Any) -> bool:
 def _spreads_both(op: Op) -> bool:
     sizes = [math.prod(v.shape) for v in op.inputs if isinstance(v, Op)]
     return len(sizes) == 2 and math.prod(op.shape) > max(sizes)
-
-
-def left_out(graph: OpGraph, region: Region) -> list[Op]:
-    """Operations of the module that are not in the region, layout and parameters apart."""
-    plain = ("input", "param", "view", "permute", "pieces", "getitem", "slice")
-    inside = region.ops | {op for whole in graph.ops for op in whole.absorbed}
-    return [op for op in graph.ops if op.name not in plain and op not in inside]

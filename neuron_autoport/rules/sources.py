@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from neuron_autoport.errors import RuleError
+from neuron_autoport.nearest import near
 from neuron_autoport.rules.builtin import builtin_folder, is_builtin
-from neuron_autoport.rules.check import near
 from neuron_autoport.rules.check_roles import check_roles
 from neuron_autoport.rules.library import folder_rules
 from neuron_autoport.rules.python_rule import trusted

@@ -87,7 +87,7 @@ def test_strict_wants_no_refusal(run: Run, model_folder: Folder, tmp_path: Path)
     assert shown.code == 0
     assert "AP301  picky_norm in LlamaRMSNorm ×7" in shown.out
     assert "`w.shape[0] == 7` does not hold" in shown.out
-    assert "fused 16 of 23 sites (69.6 %)" in shown.out
+    assert "fused 16 of 23 sites," in shown.out
     strict = run(*arguments, "--strict")
     assert strict.code == 1
     assert "picky_norm" in strict.err and "Traceback" not in strict.err

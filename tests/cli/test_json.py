@@ -114,6 +114,8 @@ def test_coverage_by_hand(small: dict[str, Any]) -> None:
     linear = 65536 + 2 * 32768 + 65536 + 3 * 131072
     # three layers of five sites, one more norm
     assert coverage["sites"] == {"part": 16, "whole": 16, "percent": 100.0}
+    # seven products a layer, and the head in no site
+    assert (coverage["products"]["part"], coverage["products"]["whole"]) == (21, 22)
     assert coverage["weight_bytes"]["part"] == 2 * (3 * linear + 7 * 256)
     assert coverage["weight_bytes"]["whole"] == 2 * small["model"]["parameters"]
     assert coverage["flops"]["part"] == 2 * 3 * linear + 3 * 1024 + 7 * 1026

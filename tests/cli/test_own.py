@@ -26,7 +26,31 @@ def test_a_module_is_planned_and_proved(run: Run, mine: str) -> None:
     assert f"{mine}:MLP · MLP · 24.9 k parameters" in " ".join(ran.out.split())
     assert "MLP  gated_mlp → NF.mlp  64→128→64  bias  act=silu" in ran.out
     assert "Proof" in ran.out and ran.out.count("passed") == 1
-    assert "fused 1 of 1 sites (100 %), 100 % of FLOPs" in ran.out
+    assert "fused 1 of 1 sites, 3 of 3 matrix products, 100 % of FLOPs" in ran.out
+
+
+def test_products_of_no_site_are_counted(run: Run, tmp_path: Path) -> None:
+    """All sites are fused, and next to nothing of the work: the summary says both."""
+    path = tmp_path / "by_hand.py"
+    path.write_text(
+        "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\nclass MLP(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.gate, self.up = (nn.Parameter(torch.ones(256, 64)) for _ in range(2))\n"
+        "        self.down = nn.Parameter(torch.ones(64, 256))\n\n"
+        "    def forward(self, x):\n"
+        "        inner = F.silu(F.linear(x, self.gate)) * F.linear(x, self.up)\n"
+        "        return F.linear(inner, self.down)\n"
+    )
+    ran = run("inspect", f"{path}:MLP", *ARGUMENTS)
+    # silu and the product of 256 elements each; three products of 2 * 64 * 256
+    percent = 100 * (2 * 256) / (2 * 256 + 3 * 2 * 64 * 256)
+    assert round(percent, 1) == 0.5
+    assert (
+        "fused 1 of 1 sites, 0 of 3 matrix products, 0.5 % of FLOPs, 0 % of weight bytes" in ran.out
+    )
+    coverage = json.loads(run("inspect", f"{path}:MLP", *ARGUMENTS, "--json").out)["coverage"]
+    assert coverage["products"] == {"part": 0, "whole": 3, "percent": 0.0}
+    assert coverage["sites"] == {"part": 1, "whole": 1, "percent": 100.0}
 
 
 def test_its_children_are_rewritten_too_and_the_whole_is_proved(run: Run, mine: str) -> None:

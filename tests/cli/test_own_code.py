@@ -90,6 +90,18 @@ def test_p16_a_model_without_base_class_is_inspected_and_says_what_stops_port(
     assert "try: derive it" in ported.err and not (tmp_path / "out").exists()
     table = json.loads(run("inspect", folder, "--buckets", "128", "--json", TRUST).out)
     assert "AP412" in table["serving"]["unserved"]
+    plain = json.loads(run("inspect", folder, "--json", TRUST).out)
+    stopped = "no base class of transformers (PreTrainedModel)"
+    assert (
+        plain["model"]["unserved"].startswith("AP412: ") and stopped in plain["model"]["unserved"]
+    )
+    assert plain["serving"] is None
+    told = [
+        x
+        for x in run("inspect", folder, "--format", "github", TRUST).out.splitlines()
+        if stopped in x
+    ]
+    assert len(told) == 1 and told[0].startswith("::warning title=autoport AP412::")
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["inspect", "--prove"], ["port", "-o", "out"]])

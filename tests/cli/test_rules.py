@@ -171,4 +171,16 @@ def test_code_of_others_runs_only_when_asked(run: Run, folder: Path, tmp_path: P
 def test_nothing_to_test(run: Run, folder: Path, name: str) -> None:
     ran = run("rules", "test", str(folder / name))
     assert (ran.code, ran.out) == (2, "")
-    assert ("no rule files" if not name else "does not exist") in ran.err
+    assert ("no rule files" if not name else "there is neither a rule file") in ran.err
+
+
+def test_the_nearest_rule_is_named(run: Run) -> None:
+    ran = run("rules", "test", "gated_mpl")
+    assert (ran.code, ran.out) == (2, "")
+    assert "nor a rule `gated_mpl`; did you mean `gated_mlp`?" in ran.err
+
+
+def test_a_file_is_no_folder_of_rules(run: Run, folder: Path) -> None:
+    ran = run("rules", "list", "--rules", write(folder, GATED))
+    assert (ran.code, ran.out) == (2, "")
+    assert "is a file, not a folder of rules" in ran.err and f"try: name {folder}\n" in ran.err

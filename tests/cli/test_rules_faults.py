@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from neuron_autoport.rules.builtin import builtin_folder
 from tests.cli.conftest import Run
 
 ROLE = """\
@@ -67,6 +68,54 @@ def test_all_wrong_roles_at_once(run: Run, tmp_path: Path) -> None:
         "  try: autoport rules list\n"
     )
     assert try_out(run, tmp_path) == (2, said)
+
+
+def write_pair(folder: Path) -> Path:
+    """Two built-in rules under other names: `outer.yaml` asks for a role that only `inner.yaml` gives."""
+    norms = builtin_folder() / "norm"
+    inner = (norms / "rms_norm.yaml").read_text(encoding="utf-8")
+    inner = inner.replace("rule: rms_norm\n", "rule: inner\nrole: my_norm\n")
+    outer = (norms / "add_rms_norm.yaml").read_text(encoding="utf-8")
+    outer = outer.replace("rule: add_rms_norm\n", "rule: outer\n").replace(
+        ": rms_norm", ": my_norm"
+    )
+    first = outer.split("    - |\n")[:2]  # its other examples have norms of other rules
+    (folder / "inner.yaml").write_text(inner)
+    (folder / "outer.yaml").write_text("    - |\n".join(first))
+    return folder / "outer.yaml"
+
+
+def test_a_role_that_a_file_beside_gives(run: Run, tmp_path: Path) -> None:
+    path = write_pair(tmp_path)
+    (tmp_path / "compose.yaml").write_text("services: {web: {image: x}}\n")
+    (tmp_path / "wrong.yaml").write_text("rule: wrong\n")  # not needed, so it does not matter
+    said = (
+        "with inner.yaml, for the role my_norm\n1 example of 1 rule: 0 missing, 0 noisy, 0 failed\n"
+    )
+    assert try_out(run, path) == (0, said)
+
+
+def test_a_role_that_a_wrong_file_beside_may_give(run: Run, tmp_path: Path) -> None:
+    path = write_pair(tmp_path)
+    inner = tmp_path / "inner.yaml"
+    inner.write_text(inner.read_text().replace("rsqrt", "rsqr"))
+    code, said = try_out(run, path)
+    assert code == 2 and "unknown operation `rsqr`; did you mean `rsqrt`?" in said
+    assert "inner.yaml:" in said and "my_norm" not in said
+
+
+def test_a_role_that_lies_elsewhere(run: Run, tmp_path: Path) -> None:
+    """Folders below are not searched; the error tells the command that takes one."""
+    path = write_pair(tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "inner.yaml").rename(tmp_path / "more" / "inner.yaml")
+    code, said = try_out(run, path)
+    assert code == 2
+    assert "error: `norm` has unknown kind `my_norm`: no rule has this role" in said
+    assert "at:  outer.yaml:9:9\n" in said
+    assert "autoport rules test outer.yaml --rules DIR" in said
+    words = ("rules", "test", str(path), "--rules", str(tmp_path / "more"), "--trust-remote-code")
+    assert run(*words).out == "1 example of 1 rule: 0 missing, 0 noisy, 0 failed\n"
 
 
 @pytest.mark.parametrize("end", [REPLACE, REFUSE])

@@ -220,6 +220,7 @@ def test_hub_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: object, **__: object) -> str:
         raise ConnectionError("connection refused")
 
+    monkeypatch.setattr("neuron_autoport.models.source.hub_answers", lambda *_: True)
     monkeypatch.setattr("neuron_autoport.models.source.hf_hub_download", refuse)
     error = failure("some-org/some-model")
     assert "cannot be reached" in error.what and "connection refused" in error.what

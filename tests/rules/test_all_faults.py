@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, list[Fault]]] = {
         MLP.replace("down(silu(gate(x)) * up(x))", "dwn(acct(gate(x)) @ (sqare(x) + tanhh(x, x)))"),
         [
             (3, 12, "unknown operation `dwn`; did you mean `down`?"),
-            (3, 16, "unknown operation `acct`"),
+            (3, 16, "unknown operation `acct`; `autoport explain` lists them"),
             (3, 16, "operators are + - * / ** and | for another spelling"),
             (3, 33, "unknown operation `sqare`; did you mean `square`?"),
             (3, 44, "unknown operation `tanhh`; did you mean `tanh`?"),
@@ -112,6 +112,46 @@ CASES: dict[str, tuple[str, list[Fault]]] = {
             (5, 14, "NF has no function `mpl`; did you mean `mlp`?"),
         ],
     ),
+    "equations that can never hold": (
+        "rule: mine\nsummary: b\nmatch: |\n  y = relu(z) * w\n  z = exp(v)\n  v = exp(y)\n  u = exp(u)\n  z = tanh(w)\n"
+        "  s = w\nreplace: y = NK.act_and_mul(w, w, kind='silu')\n",
+        [
+            (4, 3, "equations need each other, no value is before the others: y → z → v → y"),
+            (7, 3, "equations need each other, no value is before the others: u → u"),
+            (8, 3, "`z` has an equation already: another spelling stands behind `|`"),
+            (9, 7, "`w` is no operation: `name = expression` computes something"),
+        ],
+    ),
+    "conditions that are no text, and scopes": (
+        MLP.replace(": linear}", ": linear}\nrequire:\n  - 5\n  -\n  - prefill: x.ndim == 3\n"
+                    "  - 'prefill: x.ndim == 3'")
+        + "neuron:\n  - 'prefil: x.ndim == 3'\n  - 'chip: x.ndim == 3'\n  - trn2: x.ndim == 3\n",
+        [
+            (6, 5, "a condition must be text"),
+            (7, 4, "a condition must be text"),
+            (8, 5, "a condition must be text in quotes, as a `: ` is in it"),
+            (9, 6, "`prefill:` is for conditions of `neuron`; what `require` has counts always"),
+            (12, 6, "`prefil` is no phase or target; did you mean `prefill`?"),
+            (13, 6, "`chip` is no phase or target; there are prefill, decode, trn2, trn3"),
+            (14, 5, "a condition must be text in quotes, as a `: ` is in it"),
+        ],
+    ),
+    "a role that no rule could ask for": (
+        MLP.replace("rule: mine", "rule: mine\nrole: 7 up"),
+        [(2, 7, "`7 up` is no role: letters, digits and _")],
+    ),
+    "text over several lines": (
+        "rule: mine\nsummary: b\nmatch: >\n  y = relu(x)\n  * lif(x)\n  + tahn(x)\n"
+        "require:\n  - x.ndim == 3 and\n    q.ndim == 3\n  - 'x.dtype == ''a'' and r == 1'\n"
+        'replace: "y = NK.act_and_mul(x, \\\n  \\x78, kynd=3)"\n',
+        [
+            (5, 5, "unknown operation `lif`; `autoport explain` lists them"),
+            (6, 5, "unknown operation `tahn`; did you mean `tanh`?"),
+            (9, 5, "`x.ndim == 3 and q.ndim == 3`: unknown name `q`"),
+            (10, 27, "`x.dtype == 'a' and r == 1`: unknown name `r`"),
+            (12, 9, "NK.act_and_mul takes no argument `kynd`; did you mean `kind`?"),
+        ],
+    ),
     "a phase that is misspelt": (
         MLP.replace("replace: y = NF.mlp(x,", "replace:\n  decode: y = NF.mlp(x, *x)\n  prefil: y = NF.mpl(x,"),
         [
@@ -137,12 +177,31 @@ CASES: dict[str, tuple[str, list[Fault]]] = {
             (12, 15, "the source of an example defines a class"),
         ],
     ),
+    "every fault of every condition": (
+        MLP.replace(": linear}", ": linear}\nrequire:\n  - len(x.shap) == 3 and q.ndim == 2 and x.__class__ == 1\n"
+                    "  - gate.in_feature == [1] or x.rank == 2") + "neuron:\n  - 'prefill: x.ndm == abs(z) + None'\n",
+        [
+            (6, 5, "`len(x.shap) == 3 and q.ndim == 2 and x.__class__ == 1`: Call is not allowed here"),
+            (6, 9, "`len(x.shap) == 3 and q.ndim == 2 and x.__class__ == 1`: no `shap` on `x`; did you mean `shape`?"),
+            (6, 26, "`len(x.shap) == 3 and q.ndim == 2 and x.__class__ == 1`: unknown name `q`"),
+            (6, 42, "`len(x.shap) == 3 and q.ndim == 2 and x.__class__ == 1`: attribute __class__ is not allowed"),
+            (7, 5, "`gate.in_feature == [1] or x.rank == 2`: no `in_feature` on `gate`; did you mean `in_features`?"),
+            (7, 24, "`gate.in_feature == [1] or x.rank == 2`: List is not allowed here"),
+            (7, 31, "`gate.in_feature == [1] or x.rank == 2`: no `rank` on `x`; there are dtype, linears, ndim, "
+                    "rows, shape"),
+            (10, 15, "`prefill: x.ndm == abs(z) + None`: no `ndm` on `x`; did you mean `ndim`?"),
+            (10, 24, "`prefill: x.ndm == abs(z) + None`: Call is not allowed here"),
+            (10, 28, "`prefill: x.ndm == abs(z) + None`: unknown name `z`"),
+            (10, 33, "`prefill: x.ndm == abs(z) + None`: `None` is no number: arithmetic takes numbers"),
+        ],
+    ),
     "arithmetic with what is no number": (
         MLP.replace(": linear}", ": linear}\nrequire:\n  - x.shape * 4000000000000 == 3\n  - -x.dtype == 1 + 'a'\n"
                     "  - x.ndim < 99999999999999999999"),
         [
             (6, 5, "`x.shape * 4000000000000 == 3`: `x.shape` is no number: arithmetic takes numbers"),
             (7, 6, "`-x.dtype == 1 + 'a'`: `x.dtype` is no number: arithmetic takes numbers"),
+            (7, 21, "`-x.dtype == 1 + 'a'`: `'a'` is no number: arithmetic takes numbers"),
             (8, 14, "`x.ndim < 99999999999999999999`: a number is at most 9223372036854775807"),
         ],
     ),
@@ -158,6 +217,14 @@ def test_all_faults(tmp_path: Path, name: str) -> None:
 def test_the_rule_they_are_made_of_is_good(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MLP)
     assert load_rule(tmp_path / "mine.yaml").call == "NF.mlp"
+
+
+def test_a_role_may_have_capitals_as_rules_have(tmp_path: Path) -> None:
+    """A rule called `MyNorm` gives the role `MyNorm`, and another may ask for it."""
+    text = "rule: MyNorm\nsummary: a\nmatch: y = exp(n(x))\nwhere:\n  n: OtherNorm\nrefuse: no function\n"
+    (tmp_path / "MyNorm.yaml").write_text(text)
+    rule = load_rule(tmp_path / "MyNorm.yaml")
+    assert rule.role == "MyNorm" and rule.roles == {"n": "OtherNorm"}
 
 
 def test_a_fault_at_every_level_takes_no_longer() -> None:

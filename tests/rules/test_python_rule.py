@@ -111,16 +111,33 @@ def test_faults_are_told_at_the_lines_of_the_file(
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
-    [("    return found.nothing", "has no attribute 'nothing'"), ("    return 7", "returned 7")],
+    ("body", "words", "place"),
+    [
+        ("    return found.nothing", "has no attribute 'nothing'", "21:12"),
+        ("    return len(found, 3)", "TypeError: len()", "21:12"),
+        ("    return 7", "returned 7", "20"),
+    ],
 )
-def test_a_check_that_fails_is_told(folder: Path, body: str, words: str) -> None:
+def test_a_check_that_fails_is_told(folder: Path, body: str, words: str, place: str) -> None:
     head = TEXT[: TEXT.index("    RAN.append")]
     (folder / "prime_mlp.py").write_text(f"{head}{body}\n", encoding="utf-8")
     (rule,) = map(trusted, folder_rules(folder))
     with pytest.raises(RuleError) as error:
         plan_of(zoo_class(source_of(PLAIN, PRIME)), [rule])
-    assert words in error.value.text() and "prime_mlp.py:20" in error.value.text()
+    assert words in error.value.what and f"prime_mlp.py:{place}" in f"{error.value.where}"
+
+
+def test_a_rule_that_is_not_python_is_told_and_other_files_are_left_alone(folder: Path) -> None:
+    """Else a rule would be gone without a word."""
+    (folder / "other.py").write_text("def broken(:\n", encoding="utf-8")
+    assert [r.name for r in folder_rules(folder)] == ["prime_mlp"]
+    text = TEXT.replace("def check(found)", "def check(found")
+    (folder / "prime_mlp.py").write_text(text, encoding="utf-8")
+    for read in (folder_rules, lambda f: rules_at(f / "prime_mlp.py")):
+        with pytest.raises(RuleError, match=r"not Python: '\(' was never closed") as error:
+            read(folder)
+        line = text[: text.index("def check")].count("\n") + 1
+        assert error.value.where == f"{folder / 'prime_mlp.py'}:{line}:10"
 
 
 def test_a_file_without_a_rule_is_refused_by_name(folder: Path) -> None:

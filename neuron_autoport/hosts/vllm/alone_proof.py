@@ -51,7 +51,7 @@ def prove_alone(source: ModelSource, proved: ProvedPort, why: Refused) -> Alone:
     rewritten = real_model(small, dtype=torch.float32, attn_implementation="eager")
     library = load_library(trust_code=source.trust_remote_code)
     port = port_model(small, library, without=proved.port.without)
-    install_all(rewritten, port, generate(port.plans, "the small model"))
+    install_all(rewritten, port.where, generate(port.plans, "the small model"))
     base = original.get_submodule(port.base) if port.base else original
     new = rewritten.get_submodule(port.base) if port.base else rewritten
     generator = torch.Generator().manual_seed(1)

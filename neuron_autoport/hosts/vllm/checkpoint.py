@@ -45,10 +45,9 @@ class Checkpoint:
         self.converters = [m for m in mapping if isinstance(m, WeightConverter)]
         self.parts = {name.partition(".")[0] for name in self.names.tensors}
         optional = [re.compile(p) for p in model._keys_to_ignore_on_load_missing or ()]
+        # Buffers that are saved, too: a bias of a router is one, and a zero in its place is a wrong choice.
         self.wanted = [
-            name
-            for name, _ in model.named_parameters(remove_duplicate=False)
-            if not any(p.search(name) for p in optional)
+            name for name in self.names.tensors if not any(p.search(name) for p in optional)
         ]
         self.seen: dict[str, torch.Tensor] = {}
         self.extra: list[str] = []

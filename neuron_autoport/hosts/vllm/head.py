@@ -24,6 +24,7 @@ from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.ops import Op
 
 LINEAR, BEFORE = "lm_head", "before_head"  # the first is vLLM's name
+BIAS = f"{LINEAR}.bias"  # vLLM has it only where the checkpoint does
 # They choose rows and change none.
 _CHOOSE = frozenset(("view", "slice", "getitem"))
 
@@ -50,6 +51,8 @@ def apply_head(model: Any, proved: ProvedPort) -> None:
         raise HostError(what, where, step)
     processor.soft_cap = head.soft_cap
     processor.scale = head.scale_after_cap if head.soft_cap is not None else head.scale
+    linear = proved.port.model.get_submodule(head.module)
+    model.head_bias = getattr(linear, "bias", None) is not None
     if head.module != LINEAR:
         model.head_names[f"{head.module}."] = f"{LINEAR}."
     if between:
@@ -109,11 +112,28 @@ def _keep(model: Any, between: tuple[str, ...]) -> None:
     model.head_names |= {f"{path}.": f"{BEFORE}.{i}." for i, path in enumerate(between)}
 
 
-def renamed(weights: Weights, names: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the head by the names the host has for them."""
+def renamed(
+    weights: Weights, names: dict[str, str], biased: bool, extra: list[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the head by the names the host has for them.
+
+    Args:
+        biased: the last linear map has a bias. vLLM adds whatever bias a checkpoint has; one that the model does not
+            have is left out, and its name goes to `extra`.
+    """
     for name, tensor in weights:
         prefix = next((p for p in names if name.startswith(p)), "")
-        yield names.get(prefix, "") + name.removeprefix(prefix), tensor
+        hosted = names.get(prefix, "") + name.removeprefix(prefix)
+        if hosted == BIAS and not biased:
+            extra.append(name)
+            continue
+        yield hosted, tensor
+
+
+def beside_base(parameters: Iterable[str], biased: bool) -> list[str]:
+    """Parameters of the host beside the base model; the head's bias is one also before a checkpoint has given it."""
+    found = [name for name in parameters if not name.startswith("model.")]
+    return [*found, *([BIAS] if biased and BIAS not in found else [])]
 
 
 def as_saved(found: Iterable[str], names: dict[str, str]) -> set[str]:

@@ -22,7 +22,7 @@ from neuron_autoport.hosts.vllm.checkpoint import Checkpoint
 from neuron_autoport.hosts.vllm.compat import check_model, check_version, with_fusers
 from neuron_autoport.hosts.vllm.compiled import compile_decoder, keep_tables, share_code
 from neuron_autoport.hosts.vllm.fusers import PlannedFusers, RewriteModule
-from neuron_autoport.hosts.vllm.head import apply_head, as_saved, before_head, renamed
+from neuron_autoport.hosts.vllm.head import apply_head, as_saved, before_head, beside_base, renamed
 from neuron_autoport.hosts.vllm.loading import Loading, Weights
 from neuron_autoport.hosts.vllm.masks import Mask
 from neuron_autoport.hosts.vllm.moe import replace_experts
@@ -55,6 +55,7 @@ class NeuronTransformersMixin(Base):
     proved: ProvedPort
     masks: dict[tuple[str, str | None], Mask]
     small_config: Any
+    head_bias: bool
     continued: dict[str, bool]
     head_names: dict[str, str]
     prepare: Callable[[nn.Module, str | None], None] | None
@@ -71,7 +72,8 @@ class NeuronTransformersMixin(Base):
         fit_backend(self.config, found, str(self.model_config.model))
         self.proved, self.prepare = found.proved, found.source.prepare
         self.masks, self.small_config = found.masks, found.small_config
-        self.continued, self.head_names, self.alone = found.continued, {}, found.alone
+        self.continued, self.head_names, self.head_bias = found.continued, {}, False
+        self.alone = found.alone
         if self.alone is not None:
             check_settings(self.vllm_config, str(self.model_config.model))
         super()._patch_config()
@@ -136,14 +138,14 @@ class NeuronTransformersMixin(Base):
             return self._load_renamed(weights)
         whole = not self.parallel_config.enable_ep_weight_filter
         loaded = self.checkpoint.load(self._load_renamed, weights, all_experts=whole)
-        beside = [n for n, _ in self.named_parameters() if not n.startswith("model.")]
-        names = self.head_names
-        self.checkpoint.check_head(as_saved(beside, names), as_saved(loaded, names))
+        beside = beside_base((n for n, _ in self.named_parameters()), self.head_bias)
+        self.checkpoint.check_head(*(as_saved(x, self.head_names) for x in (beside, loaded)))
         return loaded
 
     def _load_renamed(self, weights: Weights) -> set[str]:
         """Tensors in the form and by the names the host has for them, into vLLM's layers."""
-        return super().load_weights(renamed(self.loading(weights), self.head_names))
+        names, extra = self.head_names, self.checkpoint.extra
+        return super().load_weights(renamed(self.loading(weights), names, self.head_bias, extra))
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: Any

@@ -8,7 +8,6 @@ any other conversion by transformers' own operation on whole tensors.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from transformers.core_model_loading import (
 
 from neuron_autoport.hosts.neuron.errors import refuse
 from neuron_autoport.hosts.weights.lazy import Join, Lazy, Stack, Swap, Whole
+from neuron_autoport.nearest import nearest
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,8 @@ class ModelNames:
         for one in (name, self.tied.get(name), *(t for t, s in self.tied.items() if s == name)):
             if one is not None and one in origins:
                 return one, origins[one]
-        keys = sorted({k for o in origins.values() for k in o.keys})
-        near = difflib.get_close_matches(name, keys, 3, 0.5)
-        hint = f"; the nearest names are {', '.join(near)}" if near else ""
+        close = nearest(name, {k for o in origins.values() for k in o.keys}, 3)
+        hint = f"; the nearest names are {', '.join(close)}" if close else ""
         raise refuse(f"the checkpoint has no tensor for {name}{hint}", where)
 
 

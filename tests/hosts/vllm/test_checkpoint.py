@@ -180,6 +180,28 @@ def test_a_file_is_named(good: Path, tmp_path: Path, change: Change, words: list
         assert word in error.value.text()
 
 
+def test_a_buffer_that_is_saved_is_missed_as_a_parameter_is(tmp_path: Path) -> None:
+    """The bias of a router that chooses by it: transformers would make zeros of it, and choose others."""
+    bias = "model.layers.0.mlp.gate.e_score_correction_bias"
+    folder = make_model(
+        "glm4_moe", tmp_path / "good", n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        moe_intermediate_size=32, num_hidden_layers=1, first_k_dense_replace=0,
+    )  # fmt: skip
+    assert bias in whole(folder)
+    with pytest.raises(HostError, match="lacks tensors") as error:
+        whole(broken(folder, tmp_path, without(bias)))
+    assert bias in error.value.what
+
+
+def test_no_engine_starts_without_the_bias_of_the_head(tmp_path: Path) -> None:
+    """vLLM has it only where the checkpoint does."""
+    folder = broken(make_model("phi", tmp_path), tmp_path / "less", without("lm_head.bias"))
+    done = engine(folder, prompts()[:1], "--eager")
+    assert done.returncode != 0 and "RESULT" not in done.stdout
+    said = done.stdout + done.stderr
+    assert "The checkpoint lacks tensors of the model: lm_head.bias." in said
+
+
 def test_a_tensor_that_no_module_takes_is_left_out(good: Path, tmp_path: Path) -> None:
     folder = broken(good, tmp_path, with_("model.layers.9.extra", 3))
     assert "model.layers.9.extra" not in whole(folder)

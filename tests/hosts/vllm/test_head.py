@@ -12,7 +12,13 @@ import torch
 from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from neuron_autoport.hosts.vllm.head import as_saved, before_head, modules_between, renamed
+from neuron_autoport.hosts.vllm.head import (
+    as_saved,
+    before_head,
+    beside_base,
+    modules_between,
+    renamed,
+)
 from neuron_autoport.models.tiny import tiny_config
 from neuron_autoport.port import port_model
 from neuron_autoport.trace.head import UnknownHead, read_head
@@ -119,9 +125,24 @@ NAMES = {"lm_head.": "before_head.0.", "decoder.": "lm_head."}
 def test_names_of_the_checkpoint_and_back() -> None:
     saved = ["lm_head.dense.weight", "decoder.bias", "model.decoder.weight"]
     one = torch.zeros(1)
-    hosted = [name for name, _ in renamed([(n, one) for n in saved], NAMES)]
+    hosted = [name for name, _ in renamed([(n, one) for n in saved], NAMES, True, [])]
     assert hosted == ["before_head.0.dense.weight", "lm_head.bias", "model.decoder.weight"]
     assert as_saved(hosted, NAMES) == set(saved)
+
+
+@pytest.mark.parametrize(("names", "bias"), [({}, "lm_head.bias"), (NAMES, "decoder.bias")])
+def test_a_bias_that_the_head_does_not_have_is_left_out(names: dict[str, str], bias: str) -> None:
+    saved = [(bias.replace("bias", "weight"), torch.zeros(1)), (bias, torch.zeros(1))]
+    extra: list[str] = []
+    hosted = [name for name, _ in renamed(saved, names, False, extra)]
+    assert hosted == ["lm_head.weight"] and extra == [bias]
+
+
+def test_a_bias_of_the_head_is_wanted_though_the_host_has_none_yet() -> None:
+    found = ["model.norm.weight", "lm_head.weight", "before_head.0.dense.bias"]
+    assert beside_base(found, biased=False) == found[1:]
+    assert beside_base(found, biased=True) == [*found[1:], "lm_head.bias"]
+    assert beside_base([*found, "lm_head.bias"], biased=True) == [*found[1:], "lm_head.bias"]
 
 
 def test_the_modules_run_one_after_the_other_on_rows() -> None:
