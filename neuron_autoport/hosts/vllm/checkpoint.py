@@ -26,6 +26,7 @@ from neuron_autoport.hosts.weights.names import ModelNames, Origin, own_name
 from neuron_autoport.models.checkpoint import LEFT_OUT, check_files, check_loaded, listed
 
 logger = init_logger("vllm.neuron_autoport")
+COMPUTED = "Tensors that the checkpoint lacks are as the model computes them when it is built"
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -33,7 +34,7 @@ class Checkpoint:
     """What was read of a checkpoint so far.
 
     Args:
-        model: transformers' base model as it was built, on the meta device.
+        model: transformers' base model as it was built, on the meta device but for its buffers.
         where: the model's folder or hub id.
     """
 
@@ -45,10 +46,12 @@ class Checkpoint:
         self.converters = [m for m in mapping if isinstance(m, WeightConverter)]
         self.parts = {name.partition(".")[0] for name in self.names.tensors}
         optional = [re.compile(p) for p in model._keys_to_ignore_on_load_missing or ()]
-        # Buffers that are saved, too: a bias of a router is one, and a zero in its place is a wrong choice.
-        self.wanted = [
-            name for name in self.names.tensors if not any(p.search(name) for p in optional)
-        ]
+        wanted = [n for n in self.names.tensors if not any(p.search(n) for p in optional)]
+        # Buffers that are saved, too: a bias of a router is one, and a zero in its place is a wrong choice. One that
+        # the model has filled when it was built has, without the checkpoint, the value that it has in transformers.
+        filled = {n for n, b in model.named_buffers() if not b.is_meta and bool(b.any())}
+        self.filled = [name for name in wanted if name in filled]
+        self.wanted = [name for name in wanted if name not in filled]
         self.seen: dict[str, torch.Tensor] = {}
         self.extra: list[str] = []
         self.last = ""
@@ -80,6 +83,8 @@ class Checkpoint:
             self._check(mismatched=list(self._other_shapes(origins)))
         if self.extra:
             logger.warning("autoport: %s: %s", LEFT_OUT, listed(self.extra))
+        if computed := [self._said(n) for n in self.filled if not self._has(n, origins)]:
+            logger.warning("autoport: %s: %s", COMPUTED, listed(computed))
         return loaded
 
     def check_head(self, parameters: Iterable[str], loaded: set[str]) -> None:

@@ -20,8 +20,9 @@ pytest.importorskip("vllm")
 from transformers import AutoConfig, AutoModel
 from vllm.config import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.models.transformers.utils import init_on_device_without_buffers
 
-from neuron_autoport.hosts.vllm.checkpoint import Checkpoint, Weights
+from neuron_autoport.hosts.vllm.checkpoint import COMPUTED, Checkpoint, Weights, logger
 from neuron_autoport.hosts.vllm.compat import HostError
 from tests.hosts.vllm.serving import engine, hugging_face_tokens, make_model, prompts, serve
 
@@ -107,7 +108,7 @@ def read(folder: Path, taken: list[str], beside: tuple[str, ...] = ("lm_head.wei
             taken.append(name)
         return set(taken)
 
-    with torch.device("meta"):
+    with init_on_device_without_buffers("meta"):  # as vLLM builds it
         model = AutoModel.from_config(AutoConfig.from_pretrained(folder))
     reader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
     weights = reader.get_all_weights(SimpleNamespace(model=str(folder), revision=None), model)
@@ -191,6 +192,19 @@ def test_a_buffer_that_is_saved_is_missed_as_a_parameter_is(tmp_path: Path) -> N
     with pytest.raises(HostError, match="lacks tensors") as error:
         whole(broken(folder, tmp_path, without(bias)))
     assert bias in error.value.what
+
+
+def test_a_buffer_that_the_model_computes_need_not_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers serves it with the value that the model is built with."""
+    computed = "model.layers.0.mlp.act_fn.beta"
+    folder = make_model("apertus", tmp_path / "good", num_hidden_layers=1)
+    assert computed in whole(folder)
+    said: list[str] = []
+    monkeypatch.setattr(logger, "warning", lambda text, *values: said.append(text % values))
+    assert computed not in whole(broken(folder, tmp_path, without(computed)))
+    assert [line for line in said if COMPUTED in line and computed in line]
 
 
 def test_no_engine_starts_without_the_bias_of_the_head(tmp_path: Path) -> None:
