@@ -25,6 +25,7 @@ from torch import nn
 from neuron_autoport.models.weights import adversarial_
 from neuron_autoport.prove.modules import ModuleProof, prove_module
 from neuron_autoport.rewrite.emit import Generated, generate
+from neuron_autoport.rewrite.install import install
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.rules.library import load_rules
 from neuron_autoport.rules.rule import Rule
@@ -181,6 +182,26 @@ def proof_of(cls: type[nn.Module], plan: ClassPlan) -> ModuleProof:
         calls.append((args, {}))
     rewritten = generated_of(plan).classes[plan]
     return prove_module("", module, plan, rewritten, calls)
+
+
+def holds_in(
+    dtype: torch.dtype, plan: ClassPlan, cls: type[nn.Module], shape: tuple[int, ...]
+) -> bool:
+    """Is the rewrite, run in `dtype`, no further from the original in float64 than twice what the original is?
+
+    Beside that an error of four of the dtype's own steps is none.
+    """
+    module = real_instance(cls)
+    exact = copy.deepcopy(module).double()
+    mine = copy.deepcopy(module).to(dtype)
+    install(mine, plan, generated_of(plan).classes[plan])
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    with torch.no_grad():
+        truth = exact(x.double())
+        theirs, ours = (m(x).double() - truth for m in (module.to(dtype), mine))
+    size = truth.square().mean().sqrt()
+    allowed = 2 * theirs.square().mean().sqrt() + 4 * torch.finfo(dtype).eps * size
+    return bool(ours.square().mean().sqrt() <= allowed)
 
 
 def small_config(model_type: str, **more: Any) -> Any:

@@ -91,10 +91,11 @@ CODE_HELP: dict[str, CodeHelp] = {
     ),
     "AP203": CodeHelp(
         "The weights of a captured module move into one fused weight, and the module goes. Code that stays "
-        "calls it, or reads one of its attributes.",
+        "calls it, or reads one of its attributes. Forward hooks on it are such code, too: they would run no more.",
         (
             "read what is needed elsewhere: the dtype from the input, sizes from the configuration",
             "if the module really serves twice it has to stay: nothing to be done",
+            "take hooks off (`handle.remove()`), or put them on the module that holds the site",
         ),
         _mlp("y = self.down(F.silu(self.gate(x)) * self.up(x))\n"
              "return y.to(self.gate.weight.dtype)"),
@@ -158,8 +159,9 @@ CODE_HELP: dict[str, CodeHelp] = {
              "return self.down(inner) + x"),
     ),
     "AP210": CodeHelp(
-        "More than half of the pattern was found, then something else stood where the pattern goes on. It is the "
-        "attempt that got furthest, and may be of no interest.",
+        "A part of the pattern was found, then something else stood where the pattern goes on, or all of its "
+        "operations with other casts. It is the attempt that got furthest. Told are those past half of the pattern, "
+        "and the nearest rule of a norm or rotation that no rule takes.",
         (
             "compare the marked expression with `autoport explain RULE`",
             "if the rule should have matched: write it as a rule of your own (`autoport rules new`)",
@@ -182,6 +184,14 @@ CODE_HELP: dict[str, CodeHelp] = {
         ("`autoport explain RULE` shows the conditions; a rule of your own may ask for others",),
         _PRODUCT,
         _RULE + "replace: z = NK.rms_norm(x) * y\nrequire:\n  - x.ndim == 2\n",
+    ),
+    "AP302": CodeHelp(
+        "Rotary embeddings turn a head's channels, or only some of them. The configuration has a field for that "
+        "(`partial_rotary_factor`, `rotary_dim`, a head's width), and the model's code rotates another number. Most "
+        "often the code does not read the field: the model then runs, and writes nonsense.",
+        ("look at what sets the width of cos and sin, and at the release of transformers the checkpoint was made for",
+         "`autoport validate DIR` compares the logits with those of the original"),
+        words="`partial_rotary_factor: 0.25` with heads of 64, and a rotary embedding of 64 channels in place of 16.",
     ),
     "AP401": CodeHelp(
         "The site is rewritten and calls the fused function. For these sizes the target's kernel does not "

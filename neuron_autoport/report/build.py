@@ -28,6 +28,7 @@ from neuron_autoport.report.places import caret_range, short_file, source_line
 from neuron_autoport.report.results import head_info, proof_info, unknown_head
 from neuron_autoport.report.roofline.info import roofline_info
 from neuron_autoport.report.roofline.model import Step
+from neuron_autoport.report.rotary import rotary_warnings, told_widths
 from neuron_autoport.report.rule_infos import rule_infos
 from neuron_autoport.report.summary import count_sites
 from neuron_autoport.rewrite.plan import ClassPlan
@@ -75,6 +76,7 @@ class _Builder:
         self.source, self.port, self.target = source, port, target
         self.library = tuple(library)
         self.coverage = measure(port)
+        self.rotated = told_widths(getattr(port.model, "config", None))
         self.ids = _class_ids(port.plans)
         self.paths: dict[ClassPlan, list[str]] = {}
         for path, plan in port.where.items():
@@ -138,6 +140,7 @@ class _Builder:
             if end
             else None,
             moe=moe_info(trace, self.target.tp, self.place),
+            warnings=list(rotary_warnings(plan.graph, self.rotated, self.place)),
         )
 
     def site(self, site: Site) -> s.SiteInfo:

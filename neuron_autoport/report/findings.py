@@ -44,6 +44,8 @@ def _of_class(cls: s.ClassInfo, report: s.Report) -> Iterator[Finding]:
         yield Finding(cls.end.code, "warning", message, None)
     for rule in cls.dropped:
         yield Finding(DROPPED, "error", f"{rule} in {cls.name}: {CODES[DROPPED]}", None)
+    for w in cls.warnings:
+        yield Finding(w.code, "warning", f"{cls.name}: {w.message}", w.place)
     for r in cls.refusals:
         level: Literal["note", "warning"] = "note" if r.code == STATED else "warning"
         steps = f" ({r.steps} steps)" if r.steps != "all" else ""

@@ -13,6 +13,8 @@ from pydantic import Field
 from neuron_autoport.report.schema_limits import KernelInfo as KernelInfo
 from neuron_autoport.report.schema_limits import Limit as Limit
 from neuron_autoport.report.schema_limits import Model as _Model
+from neuron_autoport.report.schema_places import Place as Place
+from neuron_autoport.report.schema_places import WarningInfo as WarningInfo
 from neuron_autoport.report.schema_roofline import RooflineInfo
 from neuron_autoport.report.schema_serving import ServingInfo
 
@@ -40,19 +42,6 @@ class Target(_Model):
 
     name: Literal["trn2", "trn3", "cpu"]
     tp: int
-
-
-class Place(_Model):
-    """A source expression. `column` counts characters from 1; `end_column` is one past the last."""
-
-    file: str
-    line: int
-    column: int
-    end_column: int
-    source: str = Field(description="the source line, as it is")
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
 
 
 class Work(_Model):
@@ -169,6 +158,7 @@ class ClassInfo(_Model):
     dropped: list[str] = Field(description="rules left out because their proof failed")
     end: TraceEndInfo | None
     moe: MoEInfo | None = Field(default=None, description="if the class calls experts")
+    warnings: list[WarningInfo] = Field(default=[])
 
 
 class Node(_Model):

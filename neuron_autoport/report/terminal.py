@@ -31,6 +31,7 @@ def print_report(report: s.Report, console: Console) -> None:
     sections = (
         ("Logits", _logits(report)),
         ("Not traced to the end", _ends(report)),
+        ("Not as the configuration says", _warnings(report, console.width)),
         ("Refused (`autoport explain CODE` says more)", _refusals(report, console.width)),
         ("Rules of your own", _own_rules(report, console.width)),
         (_limit_title(report), limit_table(report)),
@@ -128,6 +129,14 @@ def _ends(report: s.Report) -> Iterator[RenderableType]:
             if cls.end.where:
                 line.append(f"  {cls.end.where}", style="cyan")
             yield _indented(line, 2)
+
+
+def _warnings(report: s.Report, width: int) -> Iterator[RenderableType]:
+    """Each warning once, however many classes of the name have it."""
+    found = {(c.name, w.model_dump_json()): w for c in report.classes for w in c.warnings}
+    for (name, _), w in found.items():
+        yield _indented(Text.assemble((w.code, "yellow"), f"  {name}: {w.message}"), 2)
+        yield from _marked(w.place, width)
 
 
 def _refusals(report: s.Report, width: int) -> Iterator[RenderableType]:

@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 
 from neuron_autoport.rewrite.changes import bound, dotted, heads, leaves, touched, updates, written
 from neuron_autoport.rewrite.names import bound_names, walk
-from neuron_autoport.rewrite.nodes import Kinds
+from neuron_autoport.rewrite.nodes import Kinds, children
 from neuron_autoport.rewrite.operands import OperandText
 from neuron_autoport.rewrite.reasons import Refused
 from neuron_autoport.rewrite.source import ForwardSource, Range, inside
 from neuron_autoport.trace.module_trace import ModuleTrace
-from neuron_autoport.trace.ops import Op
+from neuron_autoport.trace.ops import Op, is_float
 
 _HEADS: Kinds = frozenset({cst.If, cst.While, cst.For, cst.With, cst.Try, cst.Match})
 _OTHER_BINDERS: Kinds = frozenset({cst.For, cst.CompFor, cst.AsName, cst.NamedExpr, cst.Del})
@@ -66,6 +66,8 @@ class Decided:
             for node in walk(held):
                 if node not in plain:
                     self._check_node(node, op)
+            if any(map(is_float, op.inputs)):
+                self._check_number(held, op)
 
     def _check_node(self, node: cst.CSTNode, op: Op) -> None:
         text = self._text(node)
@@ -79,6 +81,30 @@ class Decided:
                 line = place[0] + self.source.shift
                 message = f"`{text}` may be another: {what} of a tensor decides it in line {line}"
                 raise Refused(code, message, op.spans[0])
+
+    def _check_number(self, held: cst.CSTNode, op: Op) -> None:
+        """Refuse an operation with a number that is computed from a size.
+
+        Tensors in its text are other operations' own, and a function of torch may look at sizes by itself.
+        The last size is the width, which weights decide: `F.layer_norm(x, x.shape[-1:])`.
+        """
+        todo = list(children(held))
+        while todo:
+            node = todo.pop()
+            if self.source.ranges.get(node) in self.tensors or self._is_width(node):
+                continue
+            if self._is_size(node):
+                text = self.source.code(node)
+                message = (
+                    f"`{text}` may be another: a number is computed from this size of a tensor"
+                )
+                raise Refused("AP209", message, op.spans[0])
+            todo += children(node)
+
+    def _is_width(self, node: cst.CSTNode) -> bool:
+        if not isinstance(node, cst.Subscript | cst.Call):
+            return False
+        return self.source.code(node).endswith((".shape[-1]", ".shape[-1:]", ".size(-1)"))
 
     # Where tensors, their sizes and their values are got.
 
@@ -169,12 +195,12 @@ class Decided:
                     yield test
 
     def _reads_size(self, node: cst.CSTNode) -> bool:
-        for part in walk(node):
-            if isinstance(part, cst.BaseExpression) and self.source.range(part) in self.sizes:
-                return True
-            if isinstance(part, cst.Name) and part.value in self.sized and self._text(part):
-                return True
-        return False
+        return any(map(self._is_size, walk(node)))
+
+    def _is_size(self, node: cst.CSTNode) -> bool:
+        if self.sized and self._text(node) in self.sized:
+            return True
+        return isinstance(node, cst.BaseExpression) and self.source.range(node) in self.sizes
 
     def _is_tensor(self, statement: cst.CSTNode) -> bool:
         """Does it bind nothing but the result of an operation?"""

@@ -70,8 +70,9 @@ def operand_of(
         return (expression.left, expression.right)[place] if len(user.inputs) == 2 else None
     if not isinstance(expression, cst.Call):
         return expression.value if isinstance(expression, cst.Subscript) and place == 0 else None
-    is_child = user.target is not None  # also one that is an activation
-    if is_child or not isinstance(expression.func, cst.Attribute):
+    if user.target is not None:  # a child module, also one that is an activation
+        return _given_to_child(expression, place, user, op)
+    if not isinstance(expression.func, cst.Attribute):
         plain = [a.value for a in expression.args if a.keyword is None and not a.star]
         return plain[place] if place < len(plain) else None
     owner = expression.func.value
@@ -82,3 +83,16 @@ def operand_of(
         arg = expression.args[place] if place < len(expression.args) else None
         return arg.value if arg is not None and arg.keyword is None else None
     return owner if place == 0 else None
+
+
+def _given_to_child(call: cst.Call, place: int, user: Op, op: Op) -> cst.BaseExpression | None:
+    """The argument of a child's call at this place of its forward, by place or by keyword; None behind `*xs`."""
+    plain = [a for a in call.args if a.keyword is None and a.star != "**"]
+    if any(a.star for a in plain[: place + 1]):
+        return None
+    if place < len(plain):
+        return plain[place].value
+    given = user.node.kwargs if user.node is not None else {}
+    names = {name for name, value in given.items() if value is op.node}
+    named = (a.value for a in call.args if a.keyword is not None and a.keyword.value in names)
+    return next(named, None)

@@ -16,13 +16,13 @@ from neuron_autoport.rewrite.apply import apply_edits
 from neuron_autoport.rewrite.decided import Decided
 from neuron_autoport.rewrite.edit import edit_match
 from neuron_autoport.rewrite.made_up import refuse_made_up
+from neuron_autoport.rewrite.near import Near, tells, unsaid
 from neuron_autoport.rewrite.reasons import STATED, Refusal, Refused
 from neuron_autoport.rewrite.site import Site, describe, plan_weights
 from neuron_autoport.rewrite.source import Edits, ForwardSource, NoSource, inside
 from neuron_autoport.rules.conditions import broken
-from neuron_autoport.rules.match import Match, NearMiss
+from neuron_autoport.rules.match import Match
 from neuron_autoport.rules.matcher import find
-from neuron_autoport.rules.pattern import ModulePattern, Var
 from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.roots import RulesByRoot
 from neuron_autoport.rules.rule import Rule
@@ -34,8 +34,6 @@ from neuron_autoport.trace.spans import Span
 
 # Names under which rewritten source finds the functions it calls.
 CALLED: dict[str, ModuleType] = {"NF": nf, "NK": kernels}
-# Steps of a pattern so short that half of it is found everywhere.
-_SHORT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,21 +95,19 @@ def plan_class(
     roles = Roles(library.rules, without) if roles is None else roles
     graph = canonical_graph(trace)
     refusals: list[Refusal] = []
-    sure: list[Refusal] = []  # near misses that no other site of their role takes the place of
     candidates: list[_Candidate] = []
+    near: list[Near] = []
     barred: list[str] = []
+    said: set[Op] = set()  # of these it is known what becomes of them, or why nothing does
     for rule in library.within(graph):
         found = find(rule, graph, roles)
+        said.update(op for match in found.matches for op in match.interior)
         if f"{trace.module_class.__name__}:{rule.name}" in without:
             barred += [rule.name] * len(found.matches)
             continue
         candidates += [_Candidate(rule, m) for m in found.matches]
-        miss = found.near_miss
-        if miss is not None and (miss.sure or (miss.done * 2 > miss.total and _tells(rule, miss))):
-            span = miss.op.spans[0] if miss.op is not None and miss.op.spans else None
-            steps = f"{miss.done} of {miss.total}"
-            refusals.append(Refusal("AP210", rule.name, miss.reason, span, steps))
-            sure += refusals[-1:] if miss.sure else []
+        if found.near_miss is not None and tells(rule, found.near_miss):
+            near.append(Near(rule, found.near_miss))
     if candidates and is_experts(trace):
         candidates = []  # a host's mixture-of-experts layer takes them whole, or they stay whole
     if trace.end is not None:  # what comes after the end may read anything: no match is safe
@@ -130,18 +126,26 @@ def plan_class(
     stated = _state(refusing, claimed, refusals)
     named = {site.rule.role for site in chosen.sites}
     placed = {(site.rule.role, site.span) for site in chosen.sites}
-    kept = tuple(
+    kept = [
         r
         for r in refusals
         if not (r.code == "AP301" and (library.role_of[r.rule], r.span) in placed)
-        and (
-            r.code != "AP210"
-            or not _covered(r, claimed, graph, library.role_of[r.rule] in named and r not in sure)
-        )
-    )
+    ]
+    near = [n for n in near if not n.covered(claimed, graph, named)]
+    said.update(op for n in near for op in n.miss.passed)
+    near += unsaid(library, graph, roles, said)
+    kept += [n.refusal for n in near]
     left = tuple(op for op in graph.ops if op not in claimed and op.name not in ("input", "param"))
     return ClassPlan(
-        trace, graph, chosen.sites, chosen.edits, chosen.source, kept, left, tuple(barred), stated
+        trace,
+        graph,
+        chosen.sites,
+        chosen.edits,
+        chosen.source,
+        tuple(kept),
+        left,
+        tuple(barred),
+        stated,
     )
 
 
@@ -167,14 +171,6 @@ def _state(
         stated |= dict.fromkeys(match.interior, frozenset({rule.name}))
         refusals.append(Refusal(STATED, rule.name, rule.refuse, _span_of(rule, match), "all"))
     return stated
-
-
-def _tells(rule: Rule, miss: NearMiss) -> bool:
-    """Is half of the pattern a sign of anything? Linear maps alone, or two steps, are found everywhere."""
-    patterns = [s.pattern for s in (*rule.match, *rule.given)]
-    calls = [p for p in patterns if isinstance(p, ModulePattern)]
-    plain = len(calls) == len(patterns) and all(isinstance(v, Var) for p in calls for v in p.inputs)
-    return miss.total > _SHORT and not plain
 
 
 @dataclass
@@ -212,6 +208,7 @@ def _choose(
             if unmet is not None:
                 raise Refused("AP301", unmet)
             decided.check(match.interior)
+            _check_hooks(match)
             weights = plan_weights(rule, match, names)
             edits = edit_match(rule, match, weights, graph, source, chosen.edits)
             _check_apart(source, chosen.edits, edits)
@@ -265,11 +262,15 @@ def _check_forward(trace: ModuleTrace) -> None:
         raise Refused("AP208", f"forward has a meaning of its own for {', '.join(sorted(own))}")
 
 
+def _check_hooks(match: Match) -> None:
+    for op in match.interior:
+        if op.hooked:
+            message = (
+                f"{op.target} has forward hooks, or a module in it has: they would run no more"
+            )
+            raise Refused("AP203", message, op.spans[0] if op.spans else None)
+
+
 def _span_of(rule: Rule, match: Match) -> Span | None:
     op = match.values[rule.outputs[0]]
     return op.spans[0] if op.spans else None
-
-
-def _covered(refusal: Refusal, claimed: set[Op], graph: OpGraph, taken: bool) -> bool:
-    """Is a near miss of no interest: another rule of its role took the place, or its op is claimed?"""
-    return taken or any(op.spans[:1] == (refusal.span,) and op in claimed for op in graph.ops)

@@ -25,6 +25,7 @@ CODES = {
     "AP210": "only part of the pattern is there",
     "AP220": "a mixture-of-experts block is not computed by a known formula",
     "AP301": "a condition of the rule does not hold",
+    "AP302": "another part of a head is rotated than the configuration says",
     "AP401": "a limit of the target's kernel does not hold: torch runs there",
     "AP402": "the target has no function for this: it stays in torch",
     "AP410": "vLLM's attention layer cannot compute this attention",

@@ -83,12 +83,20 @@ class Match:
             interior += (op, *op.absorbed)
         return Match(self.values, tuple(interior), self.steps + steps, self.columns)
 
+    def place_of(self, value: Any) -> Op | None:
+        """The value, or, if it has no place in the source, the last step done that has one."""
+        if isinstance(value, Op) and value.spans:
+            return value
+        return next((op for op in reversed(self.interior) if op.spans), None)
+
 
 @dataclass(frozen=True)
 class NearMiss:
     """The best failed attempt: steps done of all, why it stopped, and the op it stopped at.
 
+    op: where that has no place in the source, as a parameter or a number, the last step done.
     sure: only a layout step stood in the way, so it is one however few steps the pattern has.
+    passed: the operations it found.
     """
 
     done: int
@@ -96,6 +104,7 @@ class NearMiss:
     reason: str
     op: Op | None
     sure: bool = False
+    passed: frozenset[Op] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,14 @@ def find(rule: Rule, graph: OpGraph, roles: Roles = NO_ROLES) -> Found:
     return Found(matches, miss if miss is not None and (miss.sure or not matches) else None)
 
 
+def stop_at_rounding(rule: Rule, graph: OpGraph, roles: Roles) -> NearMiss | None:
+    """How far the rule gets until a cast or a dtype is in the way, if that ever is."""
+    search = _Search(rule, graph, roles, rounding=True)
+    for _ in search.run():
+        pass
+    return search.near_miss()
+
+
 def _distinct(matches: Iterator[Match]) -> Iterator[Match]:
     seen = set()
     for match in matches:
@@ -44,18 +52,16 @@ def _distinct(matches: Iterator[Match]) -> Iterator[Match]:
 
 
 class _Search:
-    def __init__(self, rule: Rule, graph: OpGraph, roles: Roles) -> None:
+    def __init__(self, rule: Rule, graph: OpGraph, roles: Roles, rounding: bool = False) -> None:
         self.rule, self.graph = rule, graph
         self.statements = [*rule.match, *rule.given]
-        self.values = Values(rule, roles, rule.sees_casts)
-        self.total = rule.steps
+        self.values = Values(rule, roles, rule.sees_casts, rounding)
 
     def run(self) -> Iterator[Match]:
         yield from self.solve(0, Match({}))
 
     def near_miss(self) -> NearMiss | None:
-        done, reason, op, sure = self.values.best
-        return NearMiss(done, self.total, reason, op, sure) if done else None
+        return self.values.best if self.values.best.done else None
 
     def solve(self, index: int, match: Match) -> Iterator[Match]:
         if index == len(self.statements):

@@ -153,6 +153,12 @@ def count_steps(pattern: Pattern) -> int:
     return own + sum(count_steps(p) for p in parts(pattern))
 
 
+def operations_in(pattern: Pattern) -> frozenset[str]:
+    """Names of the operations it asks for, or may ask for, by name."""
+    own = {pattern.name} if isinstance(pattern, OpPattern) else set[str]()
+    return frozenset(own.union(*(operations_in(p) for p in parts(pattern))))
+
+
 def names_in(pattern: Pattern) -> set[str]:
     """All captures a pattern binds or reads."""
     own: set[str] = set()

@@ -60,6 +60,8 @@ def _is_whole(rule: Rule, match: Match, graph: OpGraph) -> bool:
     """Is the match's result what the module returns, and is there nothing else in it?"""
     if list(graph.outputs) != [match.values[rule.outputs[0]]] or len(graph.inputs()) != 1:
         return False
+    if any(op.written for op in graph.ops):
+        return False  # it changes what it is given
     inside = set(match.interior)
     inside |= {op for whole in graph.ops for op in whole.absorbed}
     return all(op in inside or op.name in ("input", "param") for op in graph.ops)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuron_autoport.rules.pattern import Statement, count_steps, looks_at_casts
+from neuron_autoport.rules.pattern import Statement, count_steps, looks_at_casts, operations_in
 from neuron_autoport.rules.roots import roots
 
 if TYPE_CHECKING:
@@ -93,6 +93,12 @@ class Rule:
     def roots(self) -> tuple[frozenset[str], ...]:
         """For each equation, those of `given` last, the operations it can hold at."""
         return tuple(roots(s.pattern, self.choices) for s in (*self.match, *self.given))
+
+    @cached_property
+    def operations(self) -> frozenset[str]:
+        """Names of the operations in it."""
+        found = (operations_in(s.pattern) for s in (*self.match, *self.given))
+        return frozenset[str]().union(*found)
 
     @cached_property
     def sees_casts(self) -> bool:

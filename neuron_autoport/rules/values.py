@@ -13,7 +13,7 @@ import torch
 
 from neuron_autoport.rules.derived import DERIVED
 from neuron_autoport.rules.layout import between_floats, keeps_last, no_linear_between, spreads_both
-from neuron_autoport.rules.match import Match, ModuleRef, RoleRef
+from neuron_autoport.rules.match import Match, ModuleRef, NearMiss, RoleRef
 from neuron_autoport.rules.pattern import (
     COMMUTATIVE,
     After,
@@ -42,21 +42,30 @@ class Values:
 
     Args:
         roles: tells which role a child module has. casts: does the rule name casts?
+        rounding: of failed attempts, keep only those where a cast or a dtype was in the way?
     """
 
-    def __init__(self, rule: Rule, roles: Roles, casts: bool) -> None:
-        self.rule, self.roles, self.casts = rule, roles, casts
-        self.best: tuple[int, str, Op | None, bool] = (0, "nothing like it", None, False)
+    def __init__(self, rule: Rule, roles: Roles, casts: bool, rounding: bool = False) -> None:
+        self.rule, self.roles, self.casts, self.rounding = rule, roles, casts, rounding
+        self.best = NearMiss(0, rule.steps, "nothing like it", None)
 
     def miss(self, match: Match, reason: str, value: Any, sure: bool = False) -> None:
-        steps, _, _, was_sure = self.best
-        if (sure, match.steps) > (was_sure, steps) and match.steps:
-            self.best = (match.steps, reason, value if isinstance(value, Op) else None, sure)
+        if not self.rounding:
+            self._keep(match, reason, value, sure)
+
+    def misrounds(self, match: Match, reason: str, value: Any) -> None:
+        """A miss because of a cast or a dtype."""
+        self._keep(match, reason, value, False)
+
+    def _keep(self, match: Match, reason: str, value: Any, sure: bool) -> None:
+        best = self.best
+        if (sure, match.steps) > (best.sure, best.done) and match.steps:
+            passed, op = frozenset(match.interior), match.place_of(value)
+            self.best = NearMiss(match.steps, best.total, reason, op, sure, passed)
 
     def lacks(self, pattern: Pattern, match: Match, value: Any) -> None:
         """A miss because the value is not what the pattern asks for; worded only if it is the nearest so far."""
-        steps, _, _, was_sure = self.best
-        if match.steps > steps and not was_sure:
+        if match.steps > self.best.done and not self.best.sure:
             self.miss(match, f"expected {_describe(pattern)}", value)
 
     def at(self, pattern: Pattern, value: Any, match: Match) -> Iterator[Match]:
@@ -120,7 +129,7 @@ class Values:
             self.miss(match, f"`{pattern.name}` must be a tensor", value)
             return
         elif kind == "float32" and value.dtype is not torch.float32:
-            self.miss(match, f"`{pattern.name}` must be in float32", value)
+            self.misrounds(match, f"`{pattern.name}` must be in float32", value)
             return
         known = match.values.get(pattern.name)
         if pattern.name not in match.values:
@@ -170,11 +179,11 @@ class Values:
                 if isinstance(model, Op) and model.dtype == op.dtype:
                     yield found
                 else:
-                    self.miss(found, f"cast is not to the dtype of `{pattern.model}`", op)
+                    self.misrounds(found, f"cast is not to the dtype of `{pattern.model}`", op)
 
     def cast(self, op: Op, inner: Pattern, match: Match) -> Iterator[Match]:
         if op.name != "cast":
-            self.miss(match, "expected a cast", op)
+            self.misrounds(match, "expected a cast", op)
             return
         yield from self.at(inner, op.inputs[0], match.take(op))
 
@@ -186,7 +195,7 @@ class Values:
             if op.dtype is torch.float32:
                 yield from self.cast(op, pattern.inputs[0], match)
             else:
-                self.miss(match, "expected a cast to float32", op)
+                self.misrounds(match, "expected a cast to float32", op)
             return
         if pattern.name in DERIVED:
             found = DERIVED[pattern.name](op)

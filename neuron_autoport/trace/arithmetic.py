@@ -123,6 +123,7 @@ ARITHMETIC: dict[str, Translator] = {
     "rtruediv": _binary("div", True), "rdiv": _binary("div", True),
     **{n: _unary(n) for n in ("neg", "sqrt", "rsqrt", "exp", "tanh", "sigmoid", "silu", "square",
                               "relu", "abs", "log", "cos", "sin", "softplus", "erf")},
+    "special_expit": _unary("sigmoid"), "special_erf": _unary("erf"),
     "pow": _pow, "reciprocal": _reciprocal, "gelu": _gelu,
     "mean": _reduce("mean"), "sum": _reduce("sum"),
 }  # fmt: skip

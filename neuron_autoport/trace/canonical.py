@@ -12,7 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from neuron_autoport.trace.elementwise import name_elementwise
+from neuron_autoport.trace.arguments import positional
+from neuron_autoport.trace.elementwise import ACTIVATIONS, name_elementwise
+from neuron_autoport.trace.in_place import after, settle
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.ops import Op, OpGraph
 from neuron_autoport.trace.select import SELECT
@@ -85,9 +87,12 @@ class Builder:
         name = getattr(node.target, "__name__", str(node.target))
         if name == "__get__":
             name = "get:" + getattr(getattr(node.target, "__self__", None), "__name__", "?")
-        if node.meta.get("inplace"):
+        plain = name.strip("_")
+        if node.meta.get("inplace") and plain not in ACTIVATIONS:
             return self.op(node, f"unknown:{name}", (*args, *kwargs.values()))
-        translator = TRANSLATE.get(name.strip("_")) or SELECT.get(name.strip("_"))
+        if (result := after(self, node)) is not None:
+            return result
+        translator = TRANSLATE.get(plain) or SELECT.get(plain)
         if translator is not None:
             try:
                 return translator(self, node, args, kwargs)
@@ -97,24 +102,23 @@ class Builder:
 
     def module(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
         path, trace = str(node.target), next(self.calls).trace
+        args, kwargs = positional(trace.forward, args, kwargs)
         inner = activation_of(trace) if len(args) == 1 and not kwargs else None
         if inner == "identity":
-            return self.op(node, "view", (args[0],), target=path)
-        if inner is not None:
-            return self.op(node, inner, (args[0],), target=path)
-        extra = {"kwargs": kwargs} if kwargs else {}
-        inputs = (*args, *kwargs.values())
-        return self.op(node, "module", inputs, target=path, trace=trace, **extra)
+            made = self.op(node, "view", (args[0],), target=path)
+        elif inner is not None:
+            made = settle(self, node, self.op(node, inner, (args[0],), target=path))
+        else:
+            extra = {"kwargs": kwargs} if kwargs else {}
+            inputs = (*args, *kwargs.values())
+            made = self.op(node, "module", inputs, target=path, trace=trace, **extra)
+        made.hooked = trace.any_hooked
+        return made
 
     def cast(self, node: fx.Node, value: Any, dtype: torch.dtype) -> Op:
         made = self.op(node, "cast", (value,), dtype=dtype, implicit=True)
         made.shape, made.dtype = value.shape, dtype
         return made
-
-
-ACTIVATIONS = frozenset(
-    {"silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid", "tanh"}
-)
 
 
 def activation_of(trace: ModuleTrace) -> str | None:

@@ -23,6 +23,11 @@ _OPS: dict[str, Callable[..., Any]] = {
     "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu, "silu": F.silu, "erf": torch.erf,
     "softplus": F.softplus, "reciprocal": torch.reciprocal, "abs": torch.abs,
 }  # fmt: skip
+FUNCTIONS = frozenset(_OPS)
+# Those that a rule may capture, whatever a model calls them by.
+ACTIVATIONS = frozenset(
+    {"silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid", "tanh"}
+)
 _PASS = frozenset({"view", "cast"})
 _KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),

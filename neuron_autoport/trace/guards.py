@@ -154,8 +154,11 @@ def _note(module: nn.Module, name: str, value: Any) -> None:
     if name.startswith("__") or name in _MACHINERY or isinstance(value, types.MethodType):
         return
     reads = _reads.get(id(module))
-    if reads is not None:
-        reads.setdefault(name, snapshot(value))
+    if reads is not None and name not in reads:
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # sizes that the picture has are not read by the module's code
+            reads[name] = snapshot(value)
 
 
 _reads: dict[int, dict[str, Any]] = {}

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from neuron_autoport.trace.arguments import positional
 from neuron_autoport.trace.canonical import Builder, activation_of
 from neuron_autoport.trace.facts import linear_of
 from neuron_autoport.trace.frame import after_write
@@ -137,7 +138,9 @@ class FlatBuilder(Builder):
 
     def module(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         path, trace = f"{self.prefix}{node.target}", next(self.calls).trace
-        inner = activation_of(trace) if len(args) == 1 and not kwargs else None
+        args, kwargs = positional(trace.forward, args, kwargs)
+        alone = len(args) == 1 and not kwargs and not trace.writes
+        inner = activation_of(trace) if alone else None
         if inner is not None:
             return args[0] if inner == "identity" else self.op(node, inner, (args[0],), target=path)
         if linear_of(trace) is not None or trace.end is not None or self.keep(trace):

@@ -14,6 +14,12 @@ from neuron_autoport.trace.members import module_at
 from neuron_autoport.trace.spans import Span
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Does calling the module run code that was registered on this one instance?"""
+    own = module.__dict__
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"])
+
+
 @dataclass(frozen=True)
 class TraceEnd:
     """Why a forward was not traced to its end: reason code, message, `file:line`."""
@@ -41,6 +47,7 @@ class ModuleTrace:
     `result` is what forward returned, or None where `end` says why it did not; `call` holds the
     positional and keyword arguments it was traced with.
     `asked`: where the value of a tensor was asked for; `sized`: where a size of one was read.
+    `hooked`: did the module have forward hooks? Their operations are in the graph, but they are no part of its class.
     `answers`: None, or, in a trace with made-up values, the numbers among them that Python code got.
     """
 
@@ -58,10 +65,11 @@ class ModuleTrace:
     answers: frozenset[float] | None = None
     asked: tuple[tuple[Span, ...], ...] = ()
     sized: frozenset[tuple[Span, ...]] = frozenset()
+    hooked: bool = False
 
     def holds_for(self, module: nn.Module) -> bool:
         """Would tracing `module` give this same trace? True if all that was read is equal there."""
-        if type(module) is not self.module_class:
+        if type(module) is not self.module_class or has_hooks(module) != self.hooked:
             return False
         if not self._expected.holds_for(module):
             return False
@@ -86,6 +94,11 @@ class ModuleTrace:
     def walk(self) -> tuple[tuple[str, ModuleTrace], ...]:
         """This trace and all below it, each call by its dotted path."""
         return ("", self), *self.below
+
+    @cached_property
+    def any_hooked(self) -> bool:
+        """Has this module, or one that it calls, forward hooks?"""
+        return self.hooked or any(child.trace.any_hooked for child in self.children)
 
     @cached_property
     def below(self) -> tuple[tuple[str, ModuleTrace], ...]:

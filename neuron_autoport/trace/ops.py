@@ -32,7 +32,7 @@ class Op:
     target: dotted path of a `module` or `param`, name of an `input`.
     spans: source expressions, the one in the class's forward first. trace: of a `module`.
     inplace: it changes the data of the values `written`. absorbed: ops it stands for together with
-    its own, such as the `sqrt` of `1 / sqrt(v)`.
+    its own, such as the `sqrt` of `1 / sqrt(v)`. hooked: it is the call of a child, and hooks run in it.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Op:
     spans: tuple[Span, ...] = ()
     trace: Any = None
     inplace: bool = False
+    hooked: bool = False
     written: tuple[Op, ...] = ()
     absorbed: tuple[Op, ...] = ()
     users: list[Op] = field(default_factory=list)

@@ -34,11 +34,22 @@ def _view(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) ->
         return b.op(node, name, (value,), absorbed=between)
     if named(source, "as_real") and (z := from_real(source, shape)) is not None:
         return b.op(node, "complex_as_pairs", (z,), absorbed=(source,))
-    extra = {}
-    if getattr(node.target, "__name__", "") == "unsqueeze":
-        dim = bind("input dim", args, kwargs)["dim"]
-        extra = {"unsqueeze": dim % len(shape)}
-    return b.op(node, "view", (source,), same=source.shape == shape, **extra)
+    if getattr(node.target, "__name__", "") != "unsqueeze":
+        return b.op(node, "view", (source,), same=source.shape == shape)
+    dim = bind("input dim", args, kwargs)["dim"] % len(shape)
+    return _unsqueeze(b, node, source, dim)
+
+
+def _unsqueeze(b: Builder, node: fx.Node, source: Op, axis: int) -> Op:
+    """A new axis of size one; where a mean or sum has just lost its own, the same with `keepdim`."""
+    dim = source.attrs.get("dim") if source.name in ("mean", "sum") else None
+    if (
+        isinstance(dim, int)
+        and not source.attrs["keepdim"]
+        and axis == dim + len(node.meta["val"].shape)
+    ):
+        return b.op(node, source.name, source.inputs, dim=dim, keepdim=True, absorbed=(source,))
+    return b.op(node, "view", (source,), same=False, unsqueeze=axis)
 
 
 def _dropout(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Op:
@@ -99,7 +110,7 @@ def _getitem(b: Builder, node: fx.Node, args: list[Any], kwargs: dict[str, Any])
         keys, rank = key if isinstance(key, tuple) else (key,), rank_of(source)
         axis = _new_axis(keys, rank)
         if axis is not None:
-            return b.op(node, "view", (source,), same=False, unsqueeze=axis)
+            return _unsqueeze(b, node, source, axis)
         last = _last_dim_slice(keys, rank)
         if last is not None and last.step in (None, 1):
             start, end, _ = last.indices(source.shape[-1])

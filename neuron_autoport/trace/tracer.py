@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from neuron_autoport.trace.frame import Frame
 from neuron_autoport.trace.guards import input_signature, watch_reads
 from neuron_autoport.trace.members import Names
-from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd
+from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd, has_hooks
 from neuron_autoport.trace.spans import running_spans, running_where
 from neuron_autoport.trace.values import NoValue, Values
 from neuron_autoport.trace.writes import changed_since, has_tensor, tensors_in, versions_of
@@ -188,9 +188,7 @@ class Session(TorchFunctionMode):
         finally:
             self.stack.pop()
         changed = changed_since(versions)
-        outputs = pytree.tree_leaves(result) if end is None else []
-        returned = [frame.node_of(t) for t in outputs if isinstance(t, torch.Tensor)]
-        frame.graph.output(tuple(returned))
+        frame.graph.output(tuple(frame.node_of(t) for t in tensors_in((result,), {})))
         return ModuleTrace(
             module_class=type(module),
             forward=inspect.unwrap(type(module).forward),
@@ -204,6 +202,7 @@ class Session(TorchFunctionMode):
             asked=tuple(frame.asked),
             sized=frozenset(frame.sized),
             call=(tuple(args), dict(kwargs)),
+            hooked=has_hooks(module),
             answers=frozenset(self.values.answers) if self.values is not None else None,
             writes=tuple(i for i, (t, _) in enumerate(versions) if any(t is w for w in changed)),
         )

@@ -98,5 +98,5 @@ TRANSLATE: dict[str, Translator] = {
     "bmm": _simple("matmul", "input mat2"),
     "baddbmm": _simple("baddbmm", "input batch1 batch2"),
     "rms_norm": _rms_norm, "layer_norm": _layer_norm, "embedding": _embedding,
-    "softmax": _softmax, "where": _simple("where", "a b c"),
+    "softmax": _softmax, "special_softmax": _softmax, "where": _simple("where", "a b c"),
 }  # fmt: skip

@@ -27,6 +27,7 @@ class MLP(nn.Module):
 # (name, body, init, expected)
 GATED: list[tuple[str, str, str, str]] = [
     ("plain", "return self.down(self.act(self.gate(x)) * self.up(x))", "", FUSED),
+    ("gate with keyword", "return self.down(self.act(self.gate(input=x)) * self.up(x))", "", FUSED),
     ("swapped operands", "return self.down(self.up(x) * self.act(self.gate(x)))", "", FUSED),
     ("names lie", "return self.gate_(self.act(self.down_(x)) * self.act_(x))",
      "self.gate_, self.down_, self.act_ = self.down, self.gate, self.up\n"
@@ -118,7 +119,6 @@ GATED: list[tuple[str, str, str, str]] = [
      "", NEAR),
     ("rows regrouped", "return self.down((self.act(self.gate(x)) * self.up(x)).view(-1, I))", "",
      "AP301"),
-    ("gate with keyword", "return self.down(self.act(self.gate(input=x)) * self.up(x))", "", NEAR),
     ("up of half the width", """
         return self.down(self.act(self.gate(x)) * self.up(x))""",
      "self.up = nn.Linear(W, 1)", "AP301"),

@@ -18,23 +18,27 @@ from neuron_autoport.prove.modules import prove_module
 from neuron_autoport.rewrite.plan import ClassPlan, plan_class
 from neuron_autoport.trace.attention import TRACE_ATTENTION
 from neuron_autoport.trace.tracer import trace_model
-from tests.helpers import family, generated_of, real_instance, zoo_class
+from tests.helpers import family, generated_of, holds_in, real_instance, zoo_class
 
 SETTINGS = settings(
-    max_examples=12, deadline=None, derandomize=True, database=None,
+    max_examples=20, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 pick = st.sampled_from
+HALVES = pick((torch.bfloat16, torch.float16))
+DTYPES = pick((torch.bfloat16, torch.float16, torch.float32))
 
 
-def tried(source: str, shape: tuple[int, ...], rules: Any) -> tuple[ClassPlan, type[nn.Module]]:
-    """The plan of a class for inputs of this shape, and the class."""
+def tried(
+    source: str, shape: tuple[int, ...], rules: Any, dtype: torch.dtype = torch.bfloat16
+) -> tuple[ClassPlan, type[nn.Module]]:
+    """The plan of a class for inputs of this shape and dtype, and the class."""
     cls = zoo_class(source)
     with torch.device("meta"):
-        module: Any = cls().to(torch.bfloat16).eval()
+        module: Any = cls().to(dtype).eval()
     if hasattr(module, "config"):
         module.config._attn_implementation = TRACE_ATTENTION
-    trace = trace_model(module, (torch.empty(shape, dtype=torch.bfloat16, device="meta"),))
+    trace = trace_model(module, (torch.empty(shape, dtype=dtype, device="meta"),))
     assert trace.end is None, trace.end
     return plan_class(trace, rules), cls
 
@@ -62,6 +66,7 @@ SQUARES = ("h.pow(2)", "h ** 2", "h * h", "h.square()", "torch.square(h)", "torc
            "torch.mul(h, h)")  # fmt: skip
 MEANS = ("({}).mean(-1, keepdim=True)", "torch.mean({}, -1, True)", "({}).mean(2, keepdim=True)",
          "torch.mean({}, dim=(-1,), keepdim=True)")  # fmt: skip
+PUT_BACK = ("({}).mean(-1).unsqueeze(-1)", "torch.mean({}, -1)[..., None]")
 SUMS = ("{} + self.eps", "self.eps + {}", "torch.add({}, self.eps)", "({}).add(self.eps)")
 ROOTS = ("torch.rsqrt({})", "({}).rsqrt()", "({}) ** -0.5", "({}).pow(-0.5)",
          "1 / torch.sqrt({})", "1.0 / ({}).sqrt()", "torch.reciprocal(({}).sqrt())")  # fmt: skip
@@ -100,12 +105,22 @@ def norm(spelling: dict[str, str], width: int = 16, eps: float = 1e-5) -> str:
 
 
 @SETTINGS
-@given(norm_spelling, pick((16, 64, 80, 96, 128, 256, 1000)), st.integers(1, 17))
-def test_every_spelling_of_an_rms_norm(spelling: dict[str, str], width: int, tokens: int) -> None:
-    shape = (2, tokens, width)
-    plan, cls = tried(norm(spelling, width), shape, family("norm"))
+@given(
+    norm_spelling,
+    st.none() | pick(PUT_BACK),
+    pick((1, 3, 16, 64, 80, 96, 128, 256, 1000, 4096)),
+    st.integers(1, 65),
+    HALVES,
+)
+def test_every_spelling_of_an_rms_norm(
+    spelling: dict[str, str], mean: str | None, width: int, tokens: int, dtype: torch.dtype
+) -> None:
+    """In float32 the casts leave no trace, so the two halves only."""
+    shape, spelling = (2, tokens, width), {**spelling, "mean": mean or spelling["mean"]}
+    plan, cls = tried(norm(spelling, width), shape, family("norm"), dtype)
     assert [s.rule.name for s in plan.sites] == ["rms_norm"], plan.refusals
     assert proved(plan, cls, shape)
+    assert holds_in(dtype, plan, cls, shape)
 
 
 @SETTINGS
@@ -139,6 +154,7 @@ def test_one_change_of_a_norm_is_refused_or_kept(
 # Gated MLP.
 
 SILUS = ("F.silu({})", "nn.functional.silu(input={})", "self.act({})", "torch.sigmoid({0}) * {0}",
+         "self.act(input={})", "self.write({})", "torch.special.expit({0}) * {0}",
          "{0} * {0}.sigmoid()", "{0} / (1 + torch.exp(-{0}))", "ACT2FN['silu']({})")  # fmt: skip
 GLUS = ("{} * {}", "torch.mul({}, {})", "({}).mul({})")
 MLP = """
@@ -148,7 +164,7 @@ class MLP(nn.Module):
         self.gate = nn.Linear({width}, {inner}, bias={gate_bias})
         self.up = nn.Linear({width}, {inner}, bias={up_bias})
         self.down = nn.Linear({inner}, {width}, bias={down_bias})
-        self.act = nn.SiLU()
+        self.act, self.write = nn.SiLU(), nn.SiLU(inplace=True)
 
     def forward(self, x):
         {first}
@@ -157,12 +173,14 @@ class MLP(nn.Module):
 """
 mlp_spelling = st.fixed_dictionaries(
     {"silu": pick(SILUS), "glu": pick(GLUS), "swap": st.booleans(), "order": st.booleans(),
+     "call": pick(("x", "input=x")),
      "gate_bias": st.booleans(), "up_bias": st.booleans(), "down_bias": st.booleans()}
 )  # fmt: skip
 
 
 def mlp(spelling: dict[str, Any], width: int = 16, inner: int = 24) -> str:
-    lines = ["g = self.gate(x)", "u = self.up(x)"][:: 1 if spelling["order"] else -1]
+    call = spelling["call"]
+    lines = [f"g = self.gate({call})", f"u = self.up({call})"][:: 1 if spelling["order"] else -1]
     parts = [f"({spelling['silu'].format('g')})", "u"][:: -1 if spelling["swap"] else 1]
     biases = {k: spelling[k] for k in ("gate_bias", "up_bias", "down_bias")}
     product = spelling["glu"].format(*parts)
@@ -172,14 +190,15 @@ def mlp(spelling: dict[str, Any], width: int = 16, inner: int = 24) -> str:
 
 
 @SETTINGS
-@given(mlp_spelling, pick((16, 48, 100)), pick((8, 24, 130)), st.integers(1, 9))
+@given(mlp_spelling, pick((16, 48, 100, 256)), pick((8, 24, 130, 512)), st.integers(1, 33), DTYPES)
 def test_every_spelling_of_a_gated_mlp(
-    spelling: dict[str, Any], width: int, inner: int, tokens: int
+    spelling: dict[str, Any], width: int, inner: int, tokens: int, dtype: torch.dtype
 ) -> None:
     shape = (2, tokens, width)
-    plan, cls = tried(mlp(spelling, width, inner), shape, family("mlp"))
+    plan, cls = tried(mlp(spelling, width, inner), shape, family("mlp"), dtype)
     assert [s.rule.name for s in plan.sites] == ["gated_mlp"], plan.refusals
     assert proved(plan, cls, shape)
+    assert holds_in(dtype, plan, cls, shape)
 
 
 MLP_CHANGES = (
@@ -196,7 +215,9 @@ MLP_CHANGES = (
 def test_one_change_of_a_gated_mlp_is_refused_or_kept(
     spelling: dict[str, Any], change: tuple[str, str]
 ) -> None:
-    assert wrong_or_refused(mlp(spelling).replace(*change), (2, 5, 16), family("mlp"))
+    spelling = {**spelling, "call": "x"}  # what the changes are changes of
+    # Of few rows the original may by luck be nearer in bfloat16 than any other order of roundings.
+    assert wrong_or_refused(mlp(spelling).replace(*change), (2, 40, 16), family("mlp"))
 
 
 # Query, key and value.
@@ -224,11 +245,12 @@ class Attention(nn.Module):
 
 
 @SETTINGS
-@given(pick((16, 64, 80, 96, 128, 256)), pick(((4, 4), (4, 2), (6, 1))), pick(HEADS), pick(HEADS),
-       st.permutations(range(3)), st.booleans(), st.integers(2, 9))  # fmt: skip
+@given(pick((16, 24, 64, 80, 96, 112, 128, 192, 256)), pick(((4, 4), (4, 2), (6, 1), (1, 1))),
+       pick(HEADS), pick(HEADS), st.permutations(range(3)), st.booleans(), st.integers(2, 33),
+       DTYPES)  # fmt: skip
 def test_projections_of_every_head_size_and_order(
     head: int, heads: tuple[int, int], form: str, other: str, order: list[int], bias: bool,
-    tokens: int,
+    tokens: int, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     query, key = heads
     lines = [
@@ -241,7 +263,7 @@ def test_projections_of_every_head_size_and_order(
         lines="\n        ".join(lines[i] for i in order),
     )  # fmt: skip
     shape = (2, tokens, 48)
-    plan, cls = tried(source, shape, family("attention"))
+    plan, cls = tried(source, shape, family("attention"), dtype)
     assert sorted(s.rule.name for s in plan.sites) == ["o_proj", "qkv_proj"], plan.refusals
     weight = next(w for s in plan.sites for w in s.weights if s.rule.name == "qkv_proj")
     assert weight.sizes == (query * head, key * head, key * head) and weight.head_dim == head
@@ -258,7 +280,7 @@ def test_the_spellings_are_one_computation() -> None:
     for text in ROOTS:
         found = eval(text.format("v"), {"v": v, "torch": torch})
         assert torch.allclose(found, torch.tensor(1.0, dtype=torch.float64) / v.sqrt())
-    for text in SILUS[:2] + SILUS[3:6]:
+    for text in (s for s in SILUS if "self" not in s and "ACT2FN" not in s):
         names = {"g": x, "torch": torch, "F": nn.functional, "nn": nn}
         assert torch.allclose(eval(text.format("g"), names), x / (1 + torch.exp(-x)))
     assert math.isclose(float(torch.rsqrt(torch.tensor(4.0))), 0.5)

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from neuron_autoport.trace.ops import Op
+from neuron_autoport.trace.ops import Op, OpGraph
 from tests.helpers import graph_of
 
 TEMPLATE = """
@@ -74,7 +74,8 @@ TABLE: list[tuple[str, list[str]]] = [
     *one("2 / x", to="div(2, x)"),
     *one("F.silu(x)", "self.silu(x)", "self.named['silu'](x)", to="silu(x)"),
     *[(f"return {s}", ["sigmoid(x)", "silu(x)"]) for s in (
-        "x * torch.sigmoid(x)", "x.sigmoid() * x", "F.sigmoid(x) * x")],
+        "x * torch.sigmoid(x)", "x.sigmoid() * x", "F.sigmoid(x) * x",
+        "torch.special.expit(x) * x")],
     *one("F.gelu(x)", "self.gelu(x)", "self.named['gelu'](x)", "F.gelu(x, approximate='none')",
          to="gelu(x)"),
     *one("F.gelu(x, approximate='tanh')", "self.tanh(x)", "self.named['gelu_pytorch_tanh'](x)",
@@ -193,7 +194,73 @@ def test_canonical(body: str, expected: list[str]) -> None:
 
 
 def test_in_place_operations_name_what_they_write() -> None:
-    graph = graph_of(TEMPLATE.format(body=" " * 8 + "F.relu(x, inplace=True); return x"))
+    graph = graph_of(TEMPLATE.format(body=" " * 8 + "F.hardswish(x, inplace=True); return x"))
     (op,) = [o for o in graph.ops if o.inplace]
     assert [w.target for w in op.written] == ["x"]
     assert op.name.startswith("unknown:") and graph.outputs == (op,)
+
+
+FRESH = {
+    "of a value with a name": "y = x + 1\nreturn self.write(y)",
+    "of an expression": "return self.write(x.exp())",
+    "of a product": "return self.write(x @ self.matrix.T)",
+    "by keyword": "return self.write(input=x * 2)",
+}
+
+
+@pytest.mark.parametrize("body", FRESH.values(), ids=FRESH)
+def test_an_activation_in_place_of_what_nothing_else_sees_is_the_plain_one(body: str) -> None:
+    (op,) = in_place(body).named(frozenset({"relu"}))
+    assert not op.inplace and not op.written
+
+
+SEEN = {
+    "the input": "return F.relu(x, inplace=True)",
+    "the input, by a child": "return self.write(x)",
+    "a view": "y = x + 1\nreturn self.write(y.view(-1, W))",
+    "a view of a view's value": "y = x + 1\nz = y.view(-1, W)\nF.relu(z, inplace=True)\nreturn y",
+    "read before": "y = x + 1\nz = y * 2\nreturn self.write(y) + z",
+    "read after, by its name": "y = x + 1\nz = self.write(y)\nreturn y + z",
+    "returned": "y = x + 1\nreturn self.write(y), y",
+    "of a child that may return its input": "y = self.same(x)\nreturn self.write(y)",
+    "by a function: its result is its input": "y = x + 1\nF.relu(y, inplace=True)\nreturn y",
+    "by a method": "return (x * 2).relu_()",
+    "of another in place": "return self.write(self.write(x))",
+    "a parameter": "return F.relu(self.w, inplace=True) + x",
+}
+
+
+@pytest.mark.parametrize("body", SEEN.values(), ids=SEEN)
+def test_an_activation_in_place_of_what_is_seen_elsewhere_stays_in_place(body: str) -> None:
+    found = in_place(body).named(frozenset({"relu"}))
+    assert found and found[0].inplace and found[0].written
+
+
+def in_place(body: str) -> OpGraph:
+    init = "self.drop, self.same = nn.Dropout(0.5), nn.Identity()"
+    source = TEMPLATE.replace(init, f"{init}; self.write = nn.ReLU(inplace=True)")
+    return graph_of(source.format(body=textwrap.indent(body, " " * 8)))
+
+
+KEPT = ("x.mean(-1, keepdim=True)", "x.mean(-1).unsqueeze(-1)", "x.mean(2)[..., None]",
+        "torch.unsqueeze(x.mean((-1,)), dim=2)", "torch.mean(x, -1)[:, :, None]")  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", KEPT)
+def test_an_axis_put_back_is_one_that_is_kept(spelling: str) -> None:
+    graph = graph_of(TEMPLATE.format(body=f"        return {spelling}"))
+    (last,) = graph.outputs
+    assert (last.name, last.attrs) == ("mean", {"dim": -1, "keepdim": True})
+    assert last.shape == (2, 7, 1)
+
+
+MOVED = ("x.mean(-1).unsqueeze(1)", "x.mean(-1)[:, None]", "x.mean(-1)[None]", "x.mean(1)[..., None]",
+         "x.mean((1, 2)).unsqueeze(-1)", "x.mean().unsqueeze(-1)",
+         "x.mean(-1, keepdim=True).unsqueeze(-1)", "x.amax(-1).unsqueeze(-1)")  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", MOVED)
+def test_an_axis_put_elsewhere_is_another_value(spelling: str) -> None:
+    graph = graph_of(TEMPLATE.format(body=f"        return {spelling}"))
+    (last,) = graph.outputs
+    assert last.name == "view" and "unsqueeze" in last.attrs

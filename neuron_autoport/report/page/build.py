@@ -60,7 +60,9 @@ def page_environment() -> Environment:
 
 
 def _tells(info: s.ClassInfo) -> bool:
-    return bool(info.sites or info.refusals or info.dropped or info.end or info.moe)
+    return bool(
+        info.sites or info.refusals or info.dropped or info.end or info.moe or info.warnings
+    )
 
 
 def _section(
