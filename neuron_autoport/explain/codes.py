@@ -186,11 +186,9 @@ CODE_HELP: dict[str, CodeHelp] = {
         _RULE + "replace: z = NK.rms_norm(x) * y\nrequire:\n  - x.ndim == 2\n",
     ),
     "AP302": CodeHelp(
-        "Rotary embeddings turn a head's channels, or only some of them. The configuration has a field for that "
-        "(`partial_rotary_factor`, `rotary_dim`, a head's width), and the model's code rotates another number. Most "
-        "often the code does not read the field: the model then runs, and writes nonsense.",
-        ("look at what sets the width of cos and sin, and at the release of transformers the checkpoint was made for",
-         "`autoport validate DIR` compares the logits with those of the original"),
+        "The configuration tells how many of a head's channels are rotated, and the model's code rotates another number. "
+        "Most often the code does not read the field: the model then runs, and writes nonsense.",
+        ("look at what sets the width of cos and sin, and at the release of transformers the checkpoint was made for",),
         words="`partial_rotary_factor: 0.25` with heads of 64, and a rotary embedding of 64 channels in place of 16.",
     ),
     "AP401": CodeHelp(

@@ -115,6 +115,7 @@ def test_the_leaf_of_a_trace_is_no_attention() -> None:
 def test_code_that_only_a_long_prompt_runs_is_traced_and_proved() -> None:
     """A compressor of whole windows of 128 tokens: its norm does not run for the usual seven."""
     config = tiny_config(CONFIG_MAPPING["deepseek_v4"]())
+    config.compress_rates = CONFIG_MAPPING["deepseek_v4"]().compress_rates
     proved = proved_port(config, load_rules(), use_cache=False)
     assert proved.port.tokens == BATCH * LONG_TOKENS
     norms = [p for p, s in proved.port.sites() if p.endswith("compressor.kv_norm")]

@@ -19,7 +19,7 @@ def test_the_embedding_keeps_its_scale() -> None:
     config = small_config("gemma3_text", hidden_size=48)  # 6.9282 is 6.9375 in bfloat16
     port = port_model(config, load_rules())
     model: Any = real_model(config, dtype=torch.bfloat16)
-    install_all(model, port, generate(port.plans, "small gemma3_text"))
+    install_all(model, port.where, generate(port.plans, "small gemma3_text"))
     ids, seen = torch.arange(24).reshape(2, 12) % 96, []
     model.model.embed_tokens.register_forward_hook(lambda _, args, out: seen.append(out))
     with torch.no_grad():
