@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from neuron_autoport.accuracy.platforms import CPU, Platform
 from neuron_autoport.accuracy.served import cause, engine_environment
@@ -67,7 +68,7 @@ def vllm_server(
             _wait(process, url, log, " ".join(command), waiting)
             yield url
         finally:
-            _stop(process)
+            end_group(process)
 
 
 def _free_port() -> int:
@@ -104,12 +105,16 @@ def _ready(url: str) -> bool:
         return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the whole group: SIGINT, then SIGTERM, then SIGKILL."""
+def end_group(process: subprocess.Popen[Any], grace: float = _GRACE) -> None:
+    """End a process that leads a session and all below it: SIGINT, then SIGTERM, then SIGKILL.
+
+    Args:
+        grace: seconds after each.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + grace
         while time.monotonic() < deadline:
             process.poll()
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ from neuron_autoport.models.source import ModelSource
 _MOST_LOGITS = 9_000_000
 _HIGHEST = 1000
 _TIMEOUT = 1800
+# Process, level, time and place before what vLLM logs.
+_PREFIX = re.compile(r"^(\(.*?pid=\d+\)\s*)?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?)?")
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,17 @@ def engine_environment(without: tuple[str, ...], folders: tuple[str, ...]) -> di
 
 def cause(log: str) -> str:
     """The first error a failing vLLM names, or the end of its log."""
-    lines = [x.strip() for x in log.splitlines() if x.strip()]
-    named = [x for x in lines if "Error: " in x and "See root cause" not in x]
-    return (named[0] if named else "; ".join(lines[-3:]))[-500:]
+    lines = [_PREFIX.sub("", x).strip() for x in log.splitlines() if x.strip()]
+    died = "died unexpectedly"  # what vLLM says of a worker, whose own log ends without a cause
+    faults = (("Error: " in x and "See root cause" not in x) or died in x for x in lines)
+    named = [i for i, fault in enumerate(faults) if fault]
+    if not named:
+        return "; ".join(lines[-3:])[-500:]
+    said = lines[named[0]]
+    if "validation error" in said:  # of pydantic, which names the fault below
+        below = (x for x in lines[named[0] + 1 :] if "rror, " in x)
+        said = next(below, said).partition(" [type=")[0]
+    return said[-500:]
 
 
 def judge_served(

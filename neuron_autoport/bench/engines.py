@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
+from neuron_autoport.accuracy.serve import end_group
 from neuron_autoport.accuracy.served import cause, engine_environment
 from neuron_autoport.bench.loads import Load
 from neuron_autoport.bench.memory import peak_memory
@@ -20,6 +23,9 @@ from neuron_autoport.pipeline import EVERYTHING
 
 OURS = "neuron-transformers"
 UNFUSED = f"{OURS}, no rules"
+_WORKER = [sys.executable, "-m", "neuron_autoport.bench.worker"]
+ENDS_WITHIN = 4.0  # seconds after each signal
+_GRACE = 10.0  # seconds for an engine to end by itself
 
 
 class BenchError(AutoportError):
@@ -54,6 +60,21 @@ class Settings:
             "skip_tokenizer_init": True, "trust_remote_code": self.trust_remote_code,
         }  # fmt: skip
 
+    def options(self, impl: str) -> list[str]:
+        """The same as arguments of `vllm serve`."""
+        return [
+            self.model, "--model-impl", OURS if impl == UNFUSED else impl, "--dtype", self.dtype,
+            "--max-model-len", str(self.longest), "--max-num-seqs", str(self.sequences),
+            "--no-enable-prefix-caching", "--seed", "0",
+            *(["--enforce-eager"] if self.eager else []),
+            *(["--trust-remote-code"] if self.trust_remote_code else []),
+        ]  # fmt: skip
+
+    def alone(self, impl: str) -> str:
+        """The command that starts this implementation with nothing beside it."""
+        without = f"AUTOPORT_WITHOUT='{EVERYTHING}' " if impl == UNFUSED else ""
+        return f"{without}vllm serve {shlex.join(self.options(impl))}"
+
 
 class Engine:
     """One implementation, ready to be asked."""
@@ -61,10 +82,18 @@ class Engine:
     how: ClassVar[Literal["engine", "server"]] = "engine"
 
     def __init__(
-        self, impl: str, process: subprocess.Popen[str], answers: IO[str], log: Path
+        self,
+        impl: str,
+        settings: Settings,
+        process: subprocess.Popen[str],
+        answers: IO[str],
+        log: Path,
     ) -> None:
-        self.impl, self.process, self.answers, self.log = impl, process, answers, log
+        self.impl, self.settings = impl, settings
+        self.process, self.answers, self.log = process, answers, log
+        self.heard = 0  # bytes of the log
         self.ready = float(self._read()["ready"])
+        self.heard = log.stat().st_size  # what it warned of on its way is no cause of its end
 
     def run(self, load: Load, vocabulary: int, seed: int) -> Answer:
         """All prompts of the load in one batch."""
@@ -82,11 +111,26 @@ class Engine:
     def _read(self) -> dict[str, Any]:
         line = self.answers.readline()
         if not line:
-            self.process.wait()
-            why = cause(self.log.read_text(encoding="utf-8", errors="replace"))
-            raise BenchError(f"The engine ended: {why}", self.impl, "autoport doctor")
+            why = end_of(self.process, self.log, self.heard)
+            raise BenchError(f"The engine {why}", self.impl, self.settings.alone(self.impl))
         found: dict[str, Any] = json.loads(line)
         return found
+
+
+def end_of(process: subprocess.Popen[Any], log: Path, heard: int) -> str:
+    """How a process ended that should not have: by which signal, and what its log names as the cause.
+
+    Args:
+        heard: so many bytes of the log are older.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_GRACE)
+    code, said = process.returncode or 0, log.read_bytes()[heard:].decode(errors="replace")
+    if code >= 0:
+        return f"ended: {cause(said)}"
+    number = -code
+    memory = ", as a system does that is out of memory" if number == signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(number).name}{memory}: {cause(said)}"
 
 
 @contextlib.contextmanager
@@ -109,22 +153,23 @@ def engines(settings: Settings, impls: list[str], folder: Path) -> Iterator[list
 def _engine(settings: Settings, impl: str, without: tuple[str, ...], log: Path) -> Iterator[Engine]:
     reading, writing = os.pipe()
     arguments = json.dumps(settings.arguments(impl))
-    command = [sys.executable, "-m", "neuron_autoport.bench.worker", arguments, str(writing)]
+    command = [*_WORKER, arguments, str(writing)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True,
-            env=engine_environment(without, ()), pass_fds=(writing,),
+            env=engine_environment(without, ()), pass_fds=(writing,), start_new_session=True,
         )  # fmt: skip
     os.close(writing)
+    grace = 0.0  # it reads nothing before it is ready
     try:
         with os.fdopen(reading) as answers:
-            yield Engine(impl, process, answers, log)
+            engine = Engine(impl, settings, process, answers, log)
+            grace = _GRACE
+            yield engine
     finally:
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=grace)
+        end_group(process, ENDS_WITHIN)

@@ -58,6 +58,17 @@ def measure(
     return LoadResult(load=load.name, tokens=load.tokens, results=results)
 
 
+_SETTINGS = (
+    "AUTOPORT_WITHOUT", "AUTOPORT_RULES", "AUTOPORT_PACKED_WEIGHTS", "OMP_NUM_THREADS",
+    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE", "VLLM_DISABLE_COMPILE_CACHE",
+)  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """Variables of the user's that every engine inherits and that change what is measured."""
+    return {name: os.environ[name] for name in _SETTINGS if os.environ.get(name)}
+
+
 def machine() -> str:
     """What the figures hold for."""
     return f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {platform.system()}"

@@ -64,6 +64,9 @@ class BenchReport(Model):
     baseline: str
     versions: dict[str, str]
     machine: str
+    environment: dict[str, str] = Field(
+        default={}, description="variables set that change what is measured, for every engine"
+    )
     engines: list[EngineInfo]
     loads: list[LoadResult]
 

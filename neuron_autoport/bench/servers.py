@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
+from neuron_autoport.accuracy.serve import end_group
 from neuron_autoport.accuracy.served import cause, engine_environment
-from neuron_autoport.bench.engines import OURS, UNFUSED, Answer, BenchError, Settings
+from neuron_autoport.bench.engines import ENDS_WITHIN, UNFUSED, Answer, BenchError, Settings, end_of
 from neuron_autoport.bench.loads import Load
 from neuron_autoport.bench.memory import peak_memory
 from neuron_autoport.pipeline import EVERYTHING
@@ -32,7 +33,7 @@ class Server:
     def __init__(self, impl: str, settings: Settings, folder: Path) -> None:
         self.impl, self.settings, self.folder = impl, settings, folder
         self.port = _free_port()
-        self.log = folder / f"{self.port}.log"
+        self.log, self.heard = folder / f"{self.port}.log", 0
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Server]:
@@ -48,14 +49,10 @@ class Server:
         try:
             self._wait(started + _STARTS_WITHIN)
             self.ready = time.perf_counter() - started
+            self.heard = self.log.stat().st_size
             yield self
         finally:
-            self.process.terminate()
-            try:
-                self.process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            end_group(self.process, ENDS_WITHIN)
 
     def run(self, load: Load, vocabulary: int, seed: int) -> Answer:
         """The client's run: its requests, at most as many at once as the load says."""
@@ -69,43 +66,45 @@ class Server:
             "--save-result", "--save-detailed", "--result-dir", str(result.parent),
             "--result-filename", result.name,
         ]  # fmt: skip
-        ran = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_ANSWERS_WITHIN,
-            env=engine_environment((), ()),
-        )  # fmt: skip
+        try:
+            ran = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_ANSWERS_WITHIN,
+                env=engine_environment((), ()),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            what = f"The server did not answer {load.name} within {_ANSWERS_WITHIN:.0f} s."
+            raise self._failed(what) from None
+        if self.process.poll() is not None:
+            raise self._failed(f"The server {end_of(self.process, self.log, self.heard)}")
         if ran.returncode or not result.exists():
-            raise BenchError(f"vllm bench serve: {cause(ran.stderr)}", self.impl, "autoport doctor")
+            raise self._failed(f"vllm bench serve: {cause(ran.stderr)}")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         if found["completed"] != len(load.prompts):
-            what = f"{found['completed']} of {len(load.prompts)} requests were answered"
-            raise BenchError(what, self.impl, "autoport doctor")
+            why = next((e for e in found.get("errors", ()) if e), "")
+            what = f"{found['completed']} of {len(load.prompts)} requests were answered: {why}"
+            raise self._failed(what)
         return Answer(float(found["duration"]), found["generated_texts"])
 
     def memory(self) -> int:
         """Most bytes its processes have held."""
         return peak_memory(self.process.pid)
 
+    def _failed(self, what: str) -> BenchError:
+        return BenchError(what, self.impl, self.settings.alone(self.impl))
+
     def _command(self) -> list[str]:
-        asked = self.settings
-        impl = OURS if self.impl == UNFUSED else self.impl
-        return [
-            *_VLLM, "serve", asked.model, "--model-impl", impl, "--dtype", asked.dtype,
-            "--max-model-len", str(asked.longest), "--max-num-seqs", str(asked.sequences),
-            "--no-enable-prefix-caching", "--seed", "0", "--port", str(self.port), "--host", "127.0.0.1",
-            *(["--enforce-eager"] if asked.eager else []),
-            *(["--trust-remote-code"] if asked.trust_remote_code else []),
-        ]  # fmt: skip
+        options = self.settings.options(self.impl)
+        return [*_VLLM, "serve", *options, "--port", str(self.port), "--host", "127.0.0.1"]
 
     def _wait(self, until: float) -> None:
         while time.perf_counter() < until:
             if self.process.poll() is not None:
-                why = cause(self.log.read_text(encoding="utf-8", errors="replace"))
-                raise BenchError(f"The server ended: {why}", self.impl, "autoport doctor")
+                raise self._failed(f"The server {end_of(self.process, self.log, self.heard)}")
             with contextlib.suppress(urllib.error.URLError, OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
                 return
             time.sleep(0.2)
-        raise BenchError("The server did not answer in time.", self.impl, "autoport doctor")
+        raise self._failed(f"The server was not ready within {_STARTS_WITHIN:.0f} s.")
 
 
 @contextlib.contextmanager
@@ -120,7 +119,10 @@ def servers(settings: Settings, impls: list[str], folder: Path) -> Iterator[list
 
 
 def _start(command: list[str], output: IO[bytes], env: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def _free_port() -> int:

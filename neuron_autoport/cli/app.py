@@ -38,8 +38,6 @@ from neuron_autoport.cli.validate import EPILOG as VALIDATE_EPILOG
 from neuron_autoport.cli.validate import validate_command
 from neuron_autoport.errors import AutoportError
 
-_INTERRUPTED = 128 + signal.SIGINT
-
 
 class Commands(TyperGroup):
     """The group of all commands: an `AutoportError` becomes a message and its exit code."""
@@ -61,9 +59,9 @@ class Commands(TyperGroup):
         except AutoportError as error:
             print_error(error)
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             print("interrupted", file=sys.stderr)
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT)) from None
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -120,6 +118,11 @@ def root(
     """Rewrite Hugging Face models so that they call the vLLM Neuron plugin's fused functions."""
 
 
+def _end(number: int, _: Any) -> None:
+    """As Ctrl-C, so that what a command started ends with it."""
+    raise KeyboardInterrupt(number)
+
+
 def main() -> None:
     """Entry point of the console script."""
     for stream in (sys.stdout, sys.stderr):
@@ -129,6 +132,9 @@ def main() -> None:
     # through them again and again is a fifth of the time of a short command.
     gc.disable()
     code = 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # else somebody wants it ignored, as nohup
+            signal.signal(number, _end)
     try:
         app()
     except SystemExit as stop:

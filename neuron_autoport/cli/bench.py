@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ EPILOG = """[bold]Examples[/bold]
 [cyan]autoport bench DIR --impl neuron-transformers --no-rules[/cyan]: what the rewrite itself is worth
 """
 _IMPLS = ("vllm", "transformers", "neuron-transformers")
+_DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")  # vLLM's words
 
 
 def bench_command(
@@ -58,36 +60,38 @@ def bench_command(
     from rich.console import Console
 
     from neuron_autoport.bench.command import Asked, bench
+    from neuron_autoport.bench.view import check_plot, print_bench
     from neuron_autoport.bench.view import plot as draw
-    from neuron_autoport.bench.view import print_bench
 
     impls, sizes = _words("--impl", impl), _numbers("--batch", batch)
     loads = [(kind, size) for kind in _words("--load", load) for size in sizes]
     asked = Asked(model, impls, loads, rounds, dtype, eager, no_rules, trust_remote_code)
-    if plot is not None and not plot.parent.exists():
-        raise typer.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
+    _check_known("--dtype", dtype, _DTYPES)
+    if len(impls) == 1 and not no_rules:
+        others = ",".join(i for i in _IMPLS if i not in impls)
+        what = f"only {impls[0]}, with nothing to compare it with: --impl {impls[0]},{others}"
+        raise typer.BadParameter(what, param_hint="--impl")
+    if plot is not None:
+        check_plot(plot)
     said = Console(stderr=True, highlight=False)
     with said.status("starting the engines") as status:
         report = bench(asked, status.update)
-    if plot is not None:
-        draw(report, plot)
     if as_json:
         typer.echo(report.to_json())
     else:
         print_bench(report, Console(highlight=False))
+    if plot is not None:  # last: a figure that cannot be written takes no result with it
+        draw(report, plot)
 
 
 def _words(option: str, text: str) -> list[str]:
     """`a,b` as a list without repeats."""
     from neuron_autoport.bench.loads import KINDS
-    from neuron_autoport.nearest import near
 
     words = list(dict.fromkeys(w.strip() for w in text.split(",") if w.strip()))
     known = KINDS if option == "--load" else (*_IMPLS, "auto")
-    for word in (w for w in words if w not in known):
-        raise typer.BadParameter(
-            f"`{word}` is none of {', '.join(known)}{near(word, known)}", param_hint=option
-        )
+    for word in words:
+        _check_known(option, word, known)
     if not words:
         raise typer.BadParameter("name at least one", param_hint=option)
     return words
@@ -101,3 +105,11 @@ def _numbers(option: str, text: str) -> list[int]:
     if not found or min(found) < 1:
         raise typer.BadParameter(f"`{text}` is no list of sizes such as 1,8", param_hint=option)
     return found
+
+
+def _check_known(option: str, word: str, known: Sequence[str]) -> None:
+    from neuron_autoport.nearest import near
+
+    if word not in known:
+        what = f"`{word}` is none of {', '.join(known)}{near(word, known)}"
+        raise typer.BadParameter(what, param_hint=option)

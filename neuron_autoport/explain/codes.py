@@ -186,7 +186,7 @@ CODE_HELP: dict[str, CodeHelp] = {
         _RULE + "replace: z = NK.rms_norm(x) * y\nrequire:\n  - x.ndim == 2\n",
     ),
     "AP302": CodeHelp(
-        "The configuration tells how many of a head's channels are rotated, and the model's code rotates another number. "
+        "The configuration tells how many of a head's channels are rotated, and its code rotates another number. "
         "Most often the code does not read the field: the model then runs, and writes nonsense.",
         ("look at what sets the width of cos and sin, and at the release of transformers the checkpoint was made for",),
         words="`partial_rotary_factor: 0.25` with heads of 64, and a rotary embedding of 64 channels in place of 16.",

@@ -43,6 +43,16 @@ def test_the_cause_of_a_failing_engine() -> None:
     log = "INFO start\nValueError: the real cause\nRuntimeError: See root cause above\nend\n"
     assert cause(log) == "ValueError: the real cause"
     assert cause("a\nb\n") == "a; b"
+    place = "(Worker pid=11204) ERROR 11-30 18:46:52 [multiproc_executor.py:953] "
+    assert (
+        cause(f"{place}Traceback:\n{place}RuntimeError: no weights") == "RuntimeError: no weights"
+    )
+    died = "Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
+    assert cause(f"{place}{died}\nRuntimeError: cancelled") == died
+    below = "  Value error, longer than 256. Mend it. [type=value_error, input_value=ArgsKwargs((), {'a'"
+    first = "pydantic_core.ValidationError: 1 validation error for ModelConfig"
+    assert cause(f"{first}\n{below}\nlink") == "Value error, longer than 256. Mend it."
+    assert cause(f"{first}\nlink") == first
 
 
 def test_the_reference_server_against_transformers() -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
-from neuron_autoport.bench.engines import OURS, UNFUSED, Answer, Engine, Settings
+from neuron_autoport.bench import engines, view
+from neuron_autoport.bench.engines import OURS, UNFUSED, Answer, BenchError, Engine, Settings
 from neuron_autoport.bench.loads import KINDS, Load, load_of
 from neuron_autoport.bench.memory import peak_memory
-from neuron_autoport.bench.run import measure
+from neuron_autoport.bench.run import environment, measure
 from neuron_autoport.bench.schema import BenchReport, EngineInfo, spread
-from neuron_autoport.bench.view import plot, print_bench
-from tests.cli.conftest import Run, run
+from neuron_autoport.bench.view import figure_of, plot, print_bench
+from tests.cli.conftest import SMALL, Run, run
 
 __all__ = ["run"]
 
@@ -39,10 +46,14 @@ class Table(Engine):
         return Answer(next(self.seconds), [[self.token] * load.answer for _ in prompts])
 
 
-def report(asked: list[tuple[str, list[list[int]]]], other_token: int = 0) -> BenchReport:
+def report(
+    asked: list[tuple[str, list[list[int]]]],
+    other_token: int = 0,
+    seconds: Sequence[float] = (1.0, 4.0, 1.0),
+) -> BenchReport:
     engines = [
         Table("vllm", [99.0, 2.0, 4.0, 3.0], asked),
-        Table(OURS, [99.0, 1.0, 4.0, 1.0], asked, other_token),
+        Table(OURS, [99.0, *seconds], asked, other_token),
     ]
     result = measure(engines, load_of("decode", 2), 3, 50)
     infos = [EngineInfo(impl=e.impl, how="engine", ready=1.5, memory=1000) for e in engines]
@@ -96,6 +107,18 @@ def test_other_tokens_are_told(token: int, same: bool) -> None:
     assert "1.00 … 3.00" in out.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [([1.0, 4.0, 1.0], False), ([1.0, 5.0, 1.0], True), ([3.0, 5.0, 6.0], False)],
+)
+def test_a_ratio_on_both_sides_of_one_is_told(seconds: list[float], told: bool) -> None:
+    """The baseline takes 2, 4 and 3 seconds."""
+    out = io.StringIO()
+    print_bench(report([], seconds=seconds), Console(file=out, width=150))
+    said = f"faster than vllm in one round and slower in another: {OURS}; --rounds 9 tells more"
+    assert (said in out.getvalue()) is told
+
+
 def test_the_json_is_read_back() -> None:
     found = report([])
     assert BenchReport.model_validate_json(found.to_json(), by_alias=True) == found
@@ -122,6 +145,10 @@ def test_all_engines_get_the_same_settings() -> None:
         (["--batch", "1,x"], ["`1,x`"]),
         (["--batch", "0"], ["`0`"]),
         (["--plot", "/nowhere/a.png"], ["/nowhere"]),
+        (["--plot", "a.jpeg"], ["a.jpeg", "--plot a.png"]),
+        (["--plot", "/"], ["--plot /bench.png"]),
+        (["--impl", "vllm"], ["nothing to compare", "vllm,transformers,neuron-transformers"]),
+        (["--dtype", "float33"], ["`float33`", "`float32`"]),
         ([], ["no weights", "demo-model"]),
     ],
 )
@@ -132,6 +159,126 @@ def test_mistakes_are_explained_before_anything_starts(
     assert ran.code == 2 and ran.out == "" and "Traceback" not in ran.err
     for word in words:
         assert word in ran.err, ran.err
+
+
+def test_without_matplotlib_nothing_is_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view.importlib.util, "find_spec", lambda name: None)
+    ran = run("bench", "llama", "--plot", str(tmp_path / "a.png"))
+    assert ran.code == 2 and "neuron-autoport[bench]" in ran.err, ran.err
+
+
+def test_a_served_load_takes_a_tokenizer(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({**SMALL, "architectures": ["LlamaForCausalLM"]})
+    )
+    ran = run("bench", str(tmp_path), "--load", "serve")
+    assert ran.code == 2 and "no tokenizer" in ran.err and "prefill,decode,mixed" in ran.err, (
+        ran.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("rope", "refused"),
+    [({"rope_type": "default"}, True), ({"rope_type": "yarn", "factor": 4.0}, False)],
+)
+def test_a_load_longer_than_the_model_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rope: dict[str, Any], refused: bool
+) -> None:
+    """Positions that are scaled are vLLM's to count: then the engines are started."""
+    monkeypatch.setattr(engines, "_WORKER", [sys.executable, "-c", "print('Error: asked')"])
+    rope = {"rope_theta": 1e4, "original_max_position_embeddings": 100, **rope}
+    config = {**SMALL, "max_position_embeddings": 100, "rope_parameters": rope}
+    config["architectures"] = ["LlamaForCausalLM"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ran = run("bench", str(tmp_path), "--load", "decode,mixed", "--batch", "2", "--rounds", "1")
+    assert ran.code == 2
+    said = ("mixed, batch 2 takes 160 positions, the model has 100", "--load decode", "asked")
+    assert [word in ran.err for word in said] == [refused, refused, not refused], ran.err
+
+
+def test_bars_of_other_tokens_are_hatched() -> None:
+    pytest.importorskip("matplotlib")
+    for token, hatches in ((0, ["", ""]), (1, ["", "//"])):
+        (axes,) = figure_of(report([], token)).axes
+        assert [bar.get_hatch() for bar in axes.patches] == hatches
+        labels = axes.get_legend_handles_labels()[1]
+        assert ["hatched" in label for label in labels] == [h != "" for h in hatches]
+        assert [bar.get_height() for bar in axes.patches] == [1.0, 2.0]
+
+
+def test_variables_that_change_what_is_measured_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOPORT_WITHOUT", "gated_mlp")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    found = environment()
+    assert found["AUTOPORT_WITHOUT"] == "gated_mlp" and "VLLM_API_KEY" not in found
+    out = io.StringIO()
+    told = report([]).model_copy(update={"environment": {"AUTOPORT_WITHOUT": "gated_mlp"}})
+    print_bench(told, Console(file=out, width=100))
+    assert "every engine had AUTOPORT_WITHOUT=gated_mlp" in out.getvalue()
+
+
+# What stands for an engine: it has a process below it, and after `ready` it listens to nobody.
+_DEAF = """
+import os, subprocess, sys, time
+below = subprocess.Popen(["sleep", "1000"])
+print(below.pid, flush=True)
+os.write(int(sys.argv[2]), b'{"ready": 1}\\n' if "ready" in sys.argv[1] else b"")
+time.sleep(1000)
+"""
+
+
+def alive(process: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_no_process_of_an_engine_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_WORKER", [sys.executable, "-c", _DEAF])
+    monkeypatch.setattr(engines, "_GRACE", 0.2)
+    with pytest.raises(KeyboardInterrupt), started("ready", tmp_path) as (engine,):
+        assert engine.ready == 1
+        below = int(engine.log.read_text())
+        assert alive(below) and alive(engine.process.pid)
+        raise KeyboardInterrupt
+    assert not alive(below) and not alive(engine.process.pid)
+
+
+def test_an_engine_that_the_system_ends_is_told_with_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = "import os; print('loading', flush=True); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(engines, "_WORKER", [sys.executable, "-c", killed])
+    with pytest.raises(BenchError) as caught, started("m", tmp_path):
+        pass
+    assert caught.value.what == (
+        "The engine was ended by SIGKILL, as a system does that is out of memory: loading"
+    )
+    assert caught.value.where == UNFUSED
+    assert caught.value.next_step == (
+        "AUTOPORT_WITHOUT='*' vllm serve m --model-impl neuron-transformers --dtype float32 "
+        "--max-model-len 80 --max-num-seqs 8 --no-enable-prefix-caching --seed 0 --enforce-eager"
+    )
+
+
+def test_what_an_engine_warned_of_before_it_was_ready_is_no_cause_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warns = (
+        "import os, sys; print('ValueError: no tokenizer', flush=True);"
+        "os.write(int(sys.argv[2]), b'{\"ready\": 1}\\n'); input();"
+        "print('MemoryError: all is used', flush=True)"
+    )
+    monkeypatch.setattr(engines, "_WORKER", [sys.executable, "-c", warns])
+    with pytest.raises(BenchError) as caught, started("m", tmp_path) as (engine,):
+        engine.run(load_of("decode", 1), 50, 0)
+    assert caught.value.what == "The engine ended: MemoryError: all is used"
+
+
+def started(model: str, folder: Path) -> AbstractContextManager[list[Engine]]:
+    return engines.engines(Settings(model, "float32", 80, 8, True), [UNFUSED], folder)
 
 
 def test_memory_is_the_most_a_process_and_those_below_it_held() -> None:

@@ -26,9 +26,12 @@ class Nothing(nn.Module):
     pass
 
 
-os.open({pipe!r}, os.O_RDONLY)
-while True:  # no single call that waits: a signal just before it would be seen only after it
-    time.sleep(0.05)
+try:
+    os.open({pipe!r}, os.O_RDONLY)
+    while True:  # no single call that waits: a signal just before it would be seen only after it
+        time.sleep(0.05)
+finally:  # what a command started ends so
+    open({left!r}, "w").close()
 """
 
 
@@ -65,7 +68,10 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_an_interrupt_leaves_the_old_page_and_no_traceback(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_the_old_page_and_no_traceback(
+    folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     page = tmp_path / "out" / "page.html"
     page.parent.mkdir()
     page.write_text("old", encoding="utf-8")
@@ -73,14 +79,15 @@ def test_an_interrupt_leaves_the_old_page_and_no_traceback(folder: Path, tmp_pat
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     own = folder / "wait.py"
-    own.write_text(WAITS.format(pipe=str(pipe)), encoding="utf-8")
+    left = tmp_path / "left"
+    own.write_text(WAITS.format(pipe=str(pipe), left=str(left)), encoding="utf-8")
     arguments = [f"{own}:Nothing", "--input", "2,8,64", "--trust-remote-code", "--html", str(page)]
     run = started(["inspect", *arguments], tmp_path)
     writer = opened(pipe, run)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     out, err = run.communicate(timeout=120)
     os.close(writer)
-    assert run.returncode == 128 + signal.SIGINT
+    assert run.returncode == 128 + number and left.exists()
     assert "interrupted" in err and "Traceback" not in err and out == ""
     assert page.read_text(encoding="utf-8") == "old"
     assert list(page.parent.iterdir()) == [page]

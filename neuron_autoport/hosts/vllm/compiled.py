@@ -149,8 +149,9 @@ def _forward_of(proved: ProvedPort, kernel: Kernel | None) -> types.FunctionType
     digest = hashlib.sha256(f"{__version__}\0{level}\0{proved.generated.text}".encode())
     package = Path(__file__).parents[2]
     for part in ("hosts/vllm", "nf", "kernels"):
-        for file in sorted((package / part).rglob("*.py")):
-            digest.update(file.read_bytes())
+        for file in sorted((package / part).rglob("*.*")):
+            if file.suffix in (".py", ".cpp"):
+                digest.update(file.read_bytes())
     made = types.FunctionType(
         _forward.__code__, globals(), _forward.__name__, _forward.__defaults__
     )

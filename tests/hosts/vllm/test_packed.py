@@ -179,6 +179,24 @@ def test_a_compiler_that_fails_is_quoted(
     assert not list(cache.iterdir())
 
 
+def test_a_compiler_command_that_cannot_be_read_is_quoted(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", 'g++ "-O2')
+    with pytest.raises(NoKernel, match='CXX is no command: `g\\+\\+ "-O2`: No closing quotation'):
+        build.kernel()
+
+
+def test_a_compiler_that_another_command_calls_is_asked_for_its_version(tmp_path: Path) -> None:
+    """As ccache calls one."""
+    compiler, digests = tmp_path / "compiler", []
+    for version in ("old", "new", "old"):
+        compiler.write_text(f"#!/bin/sh\necho {version}\n", encoding="utf-8")
+        compiler.chmod(0o755)
+        digests.append(build._digest(["env", str(compiler)], []))
+    assert digests[0] == digests[2] != digests[1]
+
+
 def test_without_a_place_to_keep_it_there_is_none(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +253,18 @@ def test_every_level_of_this_cpu_is_right_and_kept(cache: Path, level: Level) ->
     written = kept.stat().st_mtime_ns
     assert once(cache, level) == f"made {level.lanes}"
     assert [f.stat().st_mtime_ns for f in cache.iterdir()] == [written]
+
+
+@pytest.mark.parametrize("share", [0, 0.5, None], ids=["empty", "cut short", "changed"])
+def test_what_is_no_longer_what_was_kept_is_made_anew(cache: Path, share: float | None) -> None:
+    """A file that is cut short can end the process that loads it, one that is changed can compute anything."""
+    once(cache, CAPABLE[0])
+    (kept,) = cache.iterdir()
+    whole = kept.read_bytes()
+    bad = whole[:-1] + bytes([whole[-1] ^ 1]) if share is None else whole[: int(len(whole) * share)]
+    kept.write_bytes(bad)
+    assert once(cache, CAPABLE[0]) == f"made {CAPABLE[0].lanes}"
+    assert [f.read_bytes() for f in cache.iterdir()] == [whole]
 
 
 @pytest.mark.parametrize(

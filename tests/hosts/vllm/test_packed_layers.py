@@ -119,6 +119,26 @@ def test_gate_and_up_of_an_mlp_run_with_their_activation(
     assert calls == ["whole"] * 3
 
 
+def test_the_inside_of_an_mlp_is_one_operation_of_its_graph() -> None:
+    """Nothing is timed: a graph that makes halves and their activation apart has more operations."""
+    owner = nn.Module()
+    owner.both = gated_layer(bias=torch.zeros(96))
+    loaded(owner)
+    gate, up = LayerHalf(owner, "both", second=False), LayerHalf(owner, "both", second=True)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def seen(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(lambda x, down: NF.mlp(x, gate, up, down), backend=seen, fullgraph=True)
+    run(torch.randn(5, 40), torch.randn(48, 8))
+    (graph,) = graphs
+    called = [str(node.target) for node in graph.graph.nodes if node.op.startswith("call_")]
+    assert len(called) == 2, called
+    assert "packed_halves" in called[0] and "matmul" in called[1], called
+
+
 def test_what_wraps_the_layer_to_add_to_its_output_is_not_passed_by() -> None:
     """vLLM puts a module around each layer for LoRA, which has the layer's public attributes."""
     owner = nn.Module()

@@ -1,6 +1,7 @@
 """The kernel for packed weights: compiled once for a kind of CPU, checked, and kept in the cache.
 
-A file is kept under the digest of what it was made from, so that another source, torch or compiler makes another one.
+A file is kept under the digest of what it was made from, so that another source, torch or compiler makes another one,
+and under its own: one that was cut short or changed since is not run, but made anew.
 """
 
 from __future__ import annotations
@@ -111,16 +112,18 @@ def kernel() -> Kernel:
 
 
 def _kept_or_made(level: Level) -> Kernel:
-    command = [*_compiler(), *_flags(level)]
-    kept = cache_folder("kernels") / f"packed_linear-{_digest(command)}.so"
-    if kept.is_file():
-        return _loaded(kept, level)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        made = Path(folder) / kept.name
-        _compile([*command, "-o", str(made)])
+    compiler, flags = _compiler(), _flags(level)
+    name = f"packed_linear-{_digest(compiler, flags)}"
+    place = cache_folder("kernels")
+    for kept in place.glob(f"{name}-*.so"):
+        if kept.stem == f"{name}-{_content(kept)}":
+            return _loaded(kept, level)
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        made = Path(folder) / "made.so"
+        _compile([*compiler, *flags, "-o", str(made)])
         found = _loaded(made, level)
         check(found)
-        made.replace(kept)
+        made.replace(place / f"{name}-{_content(made)}.so")
     return found
 
 
@@ -181,7 +184,11 @@ def _check_close(made: Tensor, exact: Tensor, bound: Tensor) -> None:
 
 def _compiler() -> list[str]:
     """The command that torch.compile uses as well, with its words."""
-    words = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    given = os.environ.get("CXX", "")
+    try:
+        words = shlex.split(given) or ["g++"]
+    except ValueError as error:
+        raise NoKernel(f"CXX is no command: `{given}`: {error}") from None
     if shutil.which(words[0]) is None:
         raise NoKernel(f"there is no C++ compiler `{words[0]}`")
     return words
@@ -195,10 +202,16 @@ def _flags(level: Level) -> list[str]:
     ]  # fmt: skip
 
 
-def _digest(command: list[str]) -> str:
-    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False)
-    parts = (_SOURCE.read_text(encoding="utf-8"), torch.__version__, version.stdout, *command)
+def _digest(compiler: list[str], flags: list[str]) -> str:
+    # All its words: the first may be one that calls another compiler, as ccache.
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+    source = _SOURCE.read_text(encoding="utf-8")
+    parts = (source, torch.__version__, version.stdout, *compiler, *flags)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _content(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _compile(command: list[str]) -> None:
