@@ -55,7 +55,10 @@ def test_the_way_that_gives_the_rows_of_the_whole_is_chosen(model: Any, expected
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (ByChance, rf"two runs .* in transformers too: random numbers .* at {__name__}:\d+"),
+        (
+            ByChance,
+            rf"two runs .* in transformers too: random numbers .* at {ByChance.__module__}:\d+",
+        ),
         (RemembersTheFirst, "what it gives depends on what it was given before, .* off by 3.1e-01"),
         (CountsRuns, "two runs .* in transformers too: it keeps something of a run"),
         (Fails, "no ids of this kind"),
