@@ -43,6 +43,10 @@ WHERE = {
     "test_p16_a_model_without_base_class_is_inspected_and_says_what_stops_port",
     "P18: traced again for every layer": "trace.test_models:"
     "test_one_trace_per_class_however_many_layers",
+    "P19: a child that no rule knows": "rules.test_unknown_children:"
+    "test_a_child_that_no_rule_knows_stays",
+    "P20: width of a rotary embedding lost": "report.test_rotary:"
+    "test_a_factor_that_the_configuration_has_lost",
     "P21: default epsilon": "rules.test_properties:test_epsilon_is_read_not_assumed",
     "P26: window not passed on": "here:test_soft_cap_and_windows_stay",
     "P28: features dropped": "here:test_soft_cap_and_windows_stay",
