@@ -106,7 +106,7 @@ def _ready(url: str) -> bool:
 
 
 def end_group(process: subprocess.Popen[Any], grace: float = _GRACE) -> None:
-    """End a process that leads a session and all below it: SIGINT, then SIGTERM, then SIGKILL.
+    """End a process that leads a group and all below it: SIGINT, then SIGTERM, then SIGKILL.
 
     Args:
         grace: seconds after each.

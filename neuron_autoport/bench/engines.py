@@ -151,13 +151,15 @@ def engines(settings: Settings, impls: list[str], folder: Path) -> Iterator[list
 
 @contextlib.contextmanager
 def _engine(settings: Settings, impl: str, without: tuple[str, ...], log: Path) -> Iterator[Engine]:
+    # A group of its own, to be ended whole, but not a session: Linux shares a core by sessions, and the waiting
+    # processes of the other engines, which only yield, would take a half of it from the one that is measured.
     reading, writing = os.pipe()
     arguments = json.dumps(settings.arguments(impl))
     command = [*_WORKER, arguments, str(writing)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True,
-            env=engine_environment(without, ()), pass_fds=(writing,), start_new_session=True,
+            env=engine_environment(without, ()), pass_fds=(writing,), process_group=0,
         )  # fmt: skip
     os.close(writing)
     grace = 0.0  # it reads nothing before it is ready

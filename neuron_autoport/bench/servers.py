@@ -121,7 +121,7 @@ def servers(settings: Settings, impls: list[str], folder: Path) -> Iterator[list
 def _start(command: list[str], output: IO[bytes], env: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env,
-        start_new_session=True,
+        process_group=0,
     )  # fmt: skip
 
 
