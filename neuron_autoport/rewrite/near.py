@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neuron_autoport.rewrite.reasons import Refusal
-from neuron_autoport.rules.match import NearMiss
+from neuron_autoport.rules.match import SHORT, NearMiss
 from neuron_autoport.rules.matcher import find
 from neuron_autoport.rules.pattern import ModulePattern, Var
 from neuron_autoport.rules.roles import Roles
@@ -21,8 +21,6 @@ from neuron_autoport.trace.ops import Op, OpGraph
 
 # Norms and rotations: one of these is seldom anything else.
 ANCHORS = frozenset({"rsqrt", "rms_norm", "layer_norm", "rotate_half", "rotate_pairs"})
-# Steps of a pattern so short that half of it is found everywhere.
-_SHORT = 3
 # Operations from an anchor to the end of what it is a part of.
 _FAR = 6
 
@@ -52,7 +50,7 @@ def tells(rule: Rule, miss: NearMiss) -> bool:
     """Did it get so far that it is worth a word?"""
     if miss.sure:
         return True
-    if miss.done * 2 <= miss.total or miss.total <= _SHORT:
+    if not miss.far:
         return False
     # Is half of the pattern a sign of anything? Linear maps alone are found everywhere.
     patterns = [s.pattern for s in (*rule.match, *rule.given)]
@@ -72,7 +70,7 @@ def unsaid(library: RulesByRoot, graph: OpGraph, roles: Roles, said: set[Op]) ->
     if not left:
         return
     names = {op.name for op in left}
-    longer = [r for r in library.within(graph) if r.steps > _SHORT and r.operations & names]
+    longer = [r for r in library.within(graph) if r.steps > SHORT and r.operations & names]
     for rule, miss in otherwise_rounded(longer, graph, roles, said):
         said |= miss.passed
         yield Near(rule, miss)

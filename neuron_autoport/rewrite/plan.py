@@ -99,7 +99,7 @@ def plan_class(
     near: list[Near] = []
     barred: list[str] = []
     said: set[Op] = set()  # of these it is known what becomes of them, or why nothing does
-    for rule in library.within(graph):
+    for rule in library.worth_trying(graph):
         found = find(rule, graph, roles)
         said.update(op for match in found.matches for op in match.interior)
         if f"{trace.module_class.__name__}:{rule.name}" in without:

@@ -11,6 +11,9 @@ from neuron_autoport.trace.ops import Op
 if TYPE_CHECKING:
     from neuron_autoport.rules.rule import Rule
 
+# Steps of a pattern so short that half of it is found everywhere.
+SHORT = 3
+
 
 @dataclass(frozen=True)
 class ModuleRef:
@@ -105,6 +108,15 @@ class NearMiss:
     op: Op | None
     sure: bool = False
     passed: frozenset[Op] = frozenset()
+
+    @property
+    def far(self) -> bool:
+        return is_far(self.done, self.total)
+
+
+def is_far(done: int, total: int) -> bool:
+    """Is so much of a pattern there that the rest is worth a word? Half of a short one is found everywhere."""
+    return total > SHORT and done * 2 > total
 
 
 @dataclass(frozen=True)

@@ -145,12 +145,16 @@ def parts(pattern: Pattern) -> tuple[Pattern, ...]:
     return ()
 
 
+def is_step(pattern: Pattern) -> bool:
+    """Does it ask for an operation, apart from what is below it?"""
+    return isinstance(pattern, Like | OpPattern | ModulePattern | ChoicePattern | After | Past)
+
+
 def count_steps(pattern: Pattern) -> int:
     """How many operations a pattern asks for: the measure of how far a match got."""
     if isinstance(pattern, Either):
         return max(count_steps(p) for p in pattern.options)
-    own = isinstance(pattern, Like | OpPattern | ModulePattern | ChoicePattern | After | Past)
-    return own + sum(count_steps(p) for p in parts(pattern))
+    return is_step(pattern) + sum(count_steps(p) for p in parts(pattern))
 
 
 def operations_in(pattern: Pattern) -> frozenset[str]:

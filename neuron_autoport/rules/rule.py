@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuron_autoport.rules.pattern import Statement, count_steps, looks_at_casts, operations_in
-from neuron_autoport.rules.roots import roots
+from neuron_autoport.rules.roots import needs, roots
 
 if TYPE_CHECKING:
     from neuron_autoport.rules.match import Match
@@ -93,6 +93,11 @@ class Rule:
     def roots(self) -> tuple[frozenset[str], ...]:
         """For each equation, those of `given` last, the operations it can hold at."""
         return tuple(roots(s.pattern, self.choices) for s in (*self.match, *self.given))
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """Operations without any of which it can neither match nor come so near that it is told."""
+        return needs((*self.match, *self.given), self.choices)
 
     @cached_property
     def operations(self) -> frozenset[str]:
