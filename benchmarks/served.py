@@ -117,7 +117,9 @@ def main() -> None:
     if options.update:
         kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         for row in rows:
-            kept[row.model_type] = {"result": row.result, "theirs": row.theirs}
+            unasked = options.impl and not row.result.startswith("served")
+            theirs = kept.get(row.model_type, {}).get("theirs") if unasked else row.theirs
+            kept[row.model_type] = {"result": row.result, "theirs": theirs}
         text = json.dumps(dict(sorted(kept.items())), indent=1)
         KEPT.write_text(text + "\n", encoding="utf-8")
     print(json.dumps(totals(rows, time.perf_counter() - started)))

@@ -102,11 +102,16 @@ class _Search:
         if match.steps:
             others = (op for op in self.graph.ops if op.name not in roots and op not in taken)
             found = sorted([*found, *islice(others, 1)], key=lambda op: op.index)
-        elif isinstance(
-            self.statements[index].pattern, ModulePattern
-        ):  # a layer is called with keywords
-            found = [op for op in found if not op.attrs.get("kwargs")]
+        elif isinstance(pattern := self.statements[index].pattern, ModulePattern):
+            found = self.calls(pattern.name)
         return [op for op in found if op not in taken] if taken else found
+
+    def calls(self, name: str) -> list[Op]:
+        """The calls that `name` may be, those of one trace asked about once. One with keywords is of a layer."""
+        alike = self.graph.calls_alike
+        found = [ops for ops in alike if self.values.reference(name, ops[0]) is not None]
+        calls = [op for ops in found for op in ops if not op.attrs.get("kwargs")]
+        return sorted(calls, key=lambda op: op.index) if len(found) > 1 else calls
 
     def slices(self, statement: Statement, match: Match, places: list[Op]) -> Iterator[Match]:
         """Slices of the last dimension that follow each other and fill it."""

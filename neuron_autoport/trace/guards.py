@@ -64,11 +64,12 @@ def _partial(value: functools.partial[Any]) -> Any:
 class Expected:
     """What was read of a module of one class, in a form that is quick to compare with other modules of it.
 
-    tensors: name, shape and dtype of those that are no attribute of the class. others: name and picture of the
-    rest, and whether they are none either.
+    tensors: name, shape and dtype of those that are no attribute of the class. modules: name, class and picture of
+    such modules. others: name and picture of the rest, and whether they are no attribute of the class either.
     """
 
     tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    modules: tuple[tuple[str, type[nn.Module], Any], ...]
     others: tuple[tuple[str, Any, bool], ...]
 
     @staticmethod
@@ -76,14 +77,17 @@ class Expected:
         by_dict = cls.__getattribute__ is object.__getattribute__
         by_dict = by_dict and cls.__getattr__ is nn.Module.__getattr__
         of_instance = {name: by_dict and not hasattr(cls, name) for name in reads}
-        tensors = {
-            name: seen
+        kinds = {
+            name: seen[0]
             for name, seen in reads.items()
-            if of_instance[name] and seen.__class__ is tuple and seen[0] == "tensor"
+            if of_instance[name] and seen.__class__ is tuple and seen[0] in ("tensor", "module")
         }
-        others = {name: seen for name, seen in reads.items() if name not in tensors}
+        tensors = [(name, reads[name]) for name, kind in kinds.items() if kind == "tensor"]
+        modules = [(name, reads[name]) for name, kind in kinds.items() if kind == "module"]
+        others = {name: seen for name, seen in reads.items() if name not in kinds}
         return Expected(
-            tuple((name, seen[1], seen[2]) for name, seen in tensors.items()),
+            tuple((name, seen[1], seen[2]) for name, seen in tensors),
+            tuple((name, seen[1], seen) for name, seen in modules),
             tuple((name, seen, of_instance[name]) for name, seen in others.items()),
         )
 
@@ -98,9 +102,17 @@ class Expected:
                 return False
             if value.dtype != dtype or value.shape != shape:
                 return False
+        children = own["_modules"]
+        for name, kind, seen in self.modules:
+            child = children.get(name) if name not in own else own[name]
+            if type(child) is not kind:
+                return False
+            below = child.__dict__["_modules"]  # one without children needs no picture to tell
+            if len(below) != len(seen[2]) or (below and _module(child) != seen):
+                return False
         for name, seen, of_instance in self.others:
             value = _found(own, name) if of_instance else getattr(module, name, None)
-            if value is not seen and not _pictured(value, seen):
+            if value is not seen and snapshot(value) != seen:
                 return False
         return True
 
@@ -113,14 +125,6 @@ def _found(own: dict[str, Any], name: str) -> Any:
         if name in members:
             return members[name]
     return own["_modules"].get(name)
-
-
-def _pictured(value: Any, seen: Any) -> bool:
-    """Is `seen` the picture of `value`? A module without children needs none to tell."""
-    if seen.__class__ is tuple and seen[0] == "module" and type(value) is seen[1]:
-        below = value.__dict__["_modules"]
-        return len(below) == len(seen[2]) and (not below or bool(_module(value) == seen))
-    return bool(snapshot(value) == seen)
 
 
 def _watching_class(cls: Any) -> type[nn.Module]:

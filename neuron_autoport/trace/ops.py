@@ -106,6 +106,14 @@ class OpGraph:
             return found[0] if found else []
         return sorted((op for ops in found for op in ops), key=lambda op: op.index)
 
+    @cached_property
+    def calls_alike(self) -> list[list[Op]]:
+        """The calls of child modules, those that have one trace together: of layers that repeat, say."""
+        found: dict[int, list[Op]] = {}
+        for op in self.by_name.get("module", ()):
+            found.setdefault(id(op.trace), []).append(op)
+        return list(found.values())
+
 
 def is_float(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
