@@ -3,7 +3,8 @@
 usage: python -m benchmarks.serve [FOLDER ...] [--rounds N] [--quick] [--no-rules] [--update]
 FOLDER: models with weights; by default those of `make demo-model` and `make demo-model MODEL=gemma3-270m`. float32,
 otherwise vLLM's defaults, compiled. Prefill of 512 tokens, decode at batch 1, 8 and 32, mixed lengths, and requests
-over HTTP by vLLM's own client; engines take turns in every round. `--quick`: two points only. The last line is JSON.
+over HTTP by vLLM's own client; engines take turns in every round. `--no-rules`: not over HTTP, four servers take more
+memory than a small machine has. `--quick`: two points only. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -35,14 +36,12 @@ def main() -> None:
     points: list[dict[str, Any]] = []
     for folder in options.folders:
         loads = [(k, b) for k, sizes in (QUICK if options.quick else POINTS) for b in sizes]
-        asked = Asked(
-            model=str(folder), impls=IMPLS, loads=loads, rounds=options.rounds, dtype="float32",
-            eager=False, no_rules=options.no_rules, trust_remote_code=False,
-        )  # fmt: skip
-        report = bench(asked, lambda text: print(f"    {text}", file=sys.stderr, flush=True))
-        for load in report.loads:
-            points.append({"model": folder.name} | _ratios(load))
-            print(points[-1], flush=True)
+        for served in (False, True):
+            mine = [load for load in loads if (load[0] == "serve") is served]
+            unfused = options.no_rules and not served
+            for found in _measured(folder, mine, options.rounds, unfused) if mine else ():
+                points.append({"model": folder.name} | _ratios(found))
+                print(points[-1], flush=True)
     result = {
         "points": points,
         "least_to_vllm": min(p["to_vllm"] for p in points),
@@ -50,6 +49,16 @@ def main() -> None:
         "same_tokens": all(p["same_tokens"] for p in points),
     }
     keep("serve", result, update=options.update)
+
+
+def _measured(
+    folder: Path, loads: list[tuple[str, int]], rounds: int, unfused: bool
+) -> list[LoadResult]:
+    asked = Asked(
+        model=str(folder), impls=IMPLS, loads=loads, rounds=rounds, dtype="float32",
+        eager=False, no_rules=unfused, trust_remote_code=False,
+    )  # fmt: skip
+    return bench(asked, lambda text: print(f"    {text}", file=sys.stderr, flush=True)).loads
 
 
 def demo_models() -> list[Path]:

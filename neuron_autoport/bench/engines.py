@@ -25,6 +25,9 @@ OURS = "neuron-transformers"
 UNFUSED = f"{OURS}, no rules"
 _WORKER = [sys.executable, "-m", "neuron_autoport.bench.worker"]
 ENDS_WITHIN = 4.0  # seconds after each signal
+# What is said of a process that the system killed, and what vLLM says of one of its own.
+_NO_MEMORY = "as a system does that is out of memory: all engines are alive at once"
+_KILLED = "exit code: -9"
 _GRACE = 10.0  # seconds for an engine to end by itself
 
 
@@ -126,11 +129,13 @@ def end_of(process: subprocess.Popen[Any], log: Path, heard: int) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_GRACE)
     code, said = process.returncode or 0, log.read_bytes()[heard:].decode(errors="replace")
+    why = cause(said)
     if code >= 0:
-        return f"ended: {cause(said)}"
+        memory = f" ({_NO_MEMORY})" if _KILLED in why else ""  # one of its own processes was
+        return f"ended: {why}{memory}"
     number = -code
-    memory = ", as a system does that is out of memory" if number == signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(number).name}{memory}: {cause(said)}"
+    memory = f", {_NO_MEMORY}" if number == signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(number).name}{memory}: {why}"
 
 
 @contextlib.contextmanager

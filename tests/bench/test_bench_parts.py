@@ -254,13 +254,25 @@ def test_an_engine_that_the_system_ends_is_told_with_the_signal(
     with pytest.raises(BenchError) as caught, started("m", tmp_path):
         pass
     assert caught.value.what == (
-        "The engine was ended by SIGKILL, as a system does that is out of memory: loading"
+        "The engine was ended by SIGKILL, as a system does that is out of memory: "
+        "all engines are alive at once: loading"
     )
     assert caught.value.where == UNFUSED
     assert caught.value.next_step == (
         "AUTOPORT_WITHOUT='*' vllm serve m --model-impl neuron-transformers --dtype float32 "
         "--max-model-len 80 --max-num-seqs 8 --no-enable-prefix-caching --seed 0 --enforce-eager"
     )
+
+
+def test_a_worker_that_the_system_ended_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = (
+        "print('Worker proc VllmWorker-0 died unexpectedly (exit code: -9)'); raise SystemExit(1)"
+    )
+    monkeypatch.setattr(engines, "_WORKER", [sys.executable, "-c", died])
+    with pytest.raises(BenchError, match="out of memory: all engines are alive at once"), started("m", tmp_path):
+        pass
 
 
 def test_what_an_engine_warned_of_before_it_was_ready_is_no_cause_of_its_end(
