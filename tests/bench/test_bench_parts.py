@@ -271,7 +271,10 @@ def test_a_worker_that_the_system_ended_is_told_as_that(
         "print('Worker proc VllmWorker-0 died unexpectedly (exit code: -9)'); raise SystemExit(1)"
     )
     monkeypatch.setattr(engines, "_WORKER", [sys.executable, "-c", died])
-    with pytest.raises(BenchError, match="out of memory: all engines are alive at once"), started("m", tmp_path):
+    with (
+        pytest.raises(BenchError, match="out of memory: all engines are alive at once"),
+        started("m", tmp_path),
+    ):
         pass
 
 
