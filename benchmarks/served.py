@@ -104,6 +104,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.update and options.compiled:
         parser.error("what is kept is of eager engines: --update or --compiled")
+    if options.update and options.impl == THEIRS:
+        parser.error(f"what is kept is ours, with vLLM's beside: --update or --impl {THEIRS}")
     started = time.perf_counter()
     rows = []
     with tempfile.TemporaryDirectory() as place:

@@ -66,9 +66,7 @@ def bench(asked: Asked, progress: Callable[[str], None]) -> BenchReport:
             if not mine:
                 continue
             with start(settings, impls, Path(folder)) as running:
-                for load in mine:
-                    results.append(measure(running, load, asked.rounds, vocabulary, progress))
-                    progress(_in_brief(results[-1]))
+                results += [measure(running, x, asked.rounds, vocabulary, progress) for x in mine]
                 infos += [
                     EngineInfo(impl=e.impl, how=e.how, ready=e.ready, memory=e.memory())
                     for e in running
@@ -78,12 +76,6 @@ def bench(asked: Asked, progress: Callable[[str], None]) -> BenchReport:
         baseline=impls[0], versions=versions, machine=machine(), environment=environment(),
         engines=infos, loads=results,
     )  # fmt: skip
-
-
-def _in_brief(result: LoadResult) -> str:
-    """What was found, said at once: a later load may fail."""
-    rates = (f"{r.impl} {r.ratio.median:.2f}" for r in result.results)
-    return f"{result.load}: {', '.join(rates)}"
 
 
 def _versions() -> dict[str, str]:

@@ -31,7 +31,7 @@ def measure(
 
     Args:
         rounds: measured ones; one more before them warms up. vocabulary: token ids are below it.
-        progress: told what is about to be asked.
+        progress: told what is about to be asked, and at the end the ratios: a later load may fail.
     """
     seconds: dict[str, list[float]] = {e.impl: [] for e in engines}
     said: dict[str, list[Any]] = {e.impl: [] for e in engines}
@@ -55,6 +55,7 @@ def measure(
         )
         for impl, times in seconds.items()
     ]
+    progress(f"{load.name}: {', '.join(f'{r.impl} {r.ratio.median:.2f}' for r in results)}")
     return LoadResult(load=load.name, tokens=load.tokens, results=results)
 
 

@@ -111,6 +111,7 @@ class NearMiss:
 
     @property
     def far(self) -> bool:
+        """Did it get so far that the rest is worth a word?"""
         return is_far(self.done, self.total)
 
 

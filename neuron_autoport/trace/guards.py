@@ -25,7 +25,8 @@ _MACHINERY = {"gradient_checkpointing", *dir(nn.Module()), *vars(nn.Module())}
 
 def snapshot(value: Any) -> Any:
     """A comparable picture of an attribute's value."""
-    return _picture_of(type(value))(value)  # type: ignore[arg-type]
+    kind: Any = type(value)  # hashable, as every class is, which mypy does not see
+    return _picture_of(kind)(value)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -73,6 +73,14 @@ def test_loads_are_what_they_say() -> None:
     assert len(set(mixed.prompts)) == 4 and mixed.longest == max(mixed.prompts) + mixed.answer
 
 
+def test_what_was_found_is_said_before_the_next_load_may_fail() -> None:
+    told: list[str] = []
+    engines = [Table("vllm", [9.0, 2.0, 4.0], []), Table(OURS, [9.0, 1.0, 1.0], [])]
+    measure(engines, load_of("decode", 2), 2, 50, told.append)
+    assert told[0] == "decode, batch 2: round 0 of 2, vllm"
+    assert told[-1] == "decode, batch 2: vllm 1.00, neuron-transformers 3.00"
+
+
 def test_prompts_are_new_in_each_round_and_the_same_for_all() -> None:
     load = load_of("mixed", 3)
     assert load.draw(50, 1) == load.draw(50, 1) != load.draw(50, 2)
