@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from neuron_autoport.rules.equations import WIDE, Draft, Equation
 from neuron_autoport.rules.pattern import REDUCTIONS
-from neuron_autoport.rules.spelling import SPELLED
+from neuron_autoport.rules.spelling import SPELLED, SPELLED_WITH
 from neuron_autoport.trace.facts import linear_of
 
 
@@ -76,10 +76,8 @@ class _Spell(ast.NodeTransformer):
             text = f"torch.{name}({texts[0]}, {texts[1]}{keep})"
         elif name == "like":
             text = f"({texts[0]}).to({texts[1]}.dtype)"
-        elif name == "matmul":
-            text = f"torch.matmul({texts[0]}, {texts[1]})"
-        elif name == "layer_norm":
-            text = f"F.layer_norm({texts[0]}, ({texts[0]}).shape[-1:], {', '.join(texts[1:])})"
+        elif name in SPELLED_WITH:
+            text = SPELLED_WITH[name].format(*texts)
         else:
             if getattr(node, WIDE, False):
                 arguments[0] = ast.parse(f"({texts[0]}).float()", mode="eval").body

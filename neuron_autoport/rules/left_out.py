@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from neuron_autoport.rules.pattern import OPERATIONS
 from neuron_autoport.rules.region import Finder, Region
 from neuron_autoport.rules.roles import Roles
 from neuron_autoport.trace.facts import linear_of
@@ -101,7 +102,10 @@ class _Reasons:
         if op in self.finder.banned:
             return self.finder.banned[op]
         if not self.finder.is_known(op):
-            return "no pattern can say it"
+            by_hand = op.name in OPERATIONS
+            return (
+                "a pattern says it only if written by hand" if by_hand else "no pattern can say it"
+            )
         if any(user in self.region.ops for user in op.users):
             return "its result is read outside this part as well"
         return "what reads it is left out" if op in self.before else "it is not before this part"

@@ -14,7 +14,7 @@ import torch
 
 from neuron_autoport.rules.pattern import REDUCTIONS
 from neuron_autoport.rules.roles import Roles
-from neuron_autoport.rules.spelling import SPELLED
+from neuron_autoport.rules.spelling import SPELLED, SPELLED_WITH
 from neuron_autoport.trace.facts import linear_of
 from neuron_autoport.trace.ops import Op, OpGraph, is_float
 
@@ -104,8 +104,8 @@ class Finder:
         if op.name in REDUCTIONS:
             dim = op.attrs.get("dim")
             return isinstance(dim, int) and dim < 0
-        if op.name in ("matmul", "layer_norm"):
-            return True
+        if op.name in SPELLED_WITH:
+            return op.name != "clamp" or len(values) == 1  # bounds are numbers or none
         return op.name in SPELLED and len(op.inputs) == 1
 
     def kind_of(self, op: Op) -> str | None:

@@ -25,3 +25,10 @@ SPELLED: dict[str, str] = {
     "reciprocal": "torch.reciprocal(x)",
     "fp32": "x.float()",
 }
+# Those of several operands, by number.
+SPELLED_WITH: dict[str, str] = {
+    "matmul": "torch.matmul({0}, {1})",
+    "clamp": "torch.clamp({0}, {1}, {2})",
+    "layer_norm": "F.layer_norm({0}, ({0}).shape[-1:], {1}, {2}, {3})",
+    "rms_norm": "F.rms_norm({0}, ({0}).shape[-1:], {1}, {2})",
+}

@@ -89,6 +89,23 @@ class Cached(nn.Module):
         return torch.exp(x) * torch.where(keep, x, -x)
 
 
+class Bounded(nn.Module):
+    """Operations of several operands, one end of a clamp open."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        bounded = torch.sigmoid(F.rms_norm(x, (WIDTH,), self.weight, 1e-6)).clamp(max=0.75)
+        return bounded.clamp(min=0.125) * x
+
+
+class BoundedByTensor(nn.Module):
+    def forward(self, x, least):
+        return torch.exp(torch.clamp(x, least)) * x
+
+
 class Nothing(nn.Module):
     def forward(self, x):
         return torch.roll(x, 1, dims=1)

@@ -111,6 +111,22 @@ def test_several_results(run: Run, mine: str, tmp_path: Path) -> None:
     assert rule.outputs == ("y1", "y2")
 
 
+def test_operations_of_several_operands(run: Run, mine: str, tmp_path: Path) -> None:
+    rule = new(run, tmp_path, *own(mine, "Bounded"))
+    norm = "rms_norm(x, weight, 1e-06)"
+    assert field(rule, "match") == f"y = clamp(clamp(sigmoid({norm}), None, 0.75), 0.125, None) * x"
+
+
+def test_what_only_a_hand_writes_is_not_called_unsayable(
+    run: Run, mine: str, tmp_path: Path
+) -> None:
+    rule = new(run, tmp_path, *own(mine, "BoundedByTensor", "2,5,16", "2,5,16"), name="first")
+    assert "clamp" not in field(rule, "match")
+    inputs = own(mine, "BoundedByTensor", "2,5,16", "2,5,16")
+    ran = run("rules", "new", "second", *inputs, "-o", str(tmp_path / "rules"))
+    assert "clamp  a pattern says it only if written by hand" in ran.out
+
+
 def test_what_no_pattern_can_say_is_left_out(run: Run, mine: str, tmp_path: Path) -> None:
     rule = new(run, tmp_path, *own(mine, "Mixed"))
     assert field(rule, "match") == "y = down(silu(x)) * 0.5"
