@@ -111,9 +111,11 @@ class RewriteModule(BaseFuser):
         self.layers = plan_layers(self.plan, self.columnwise, self.whole)
 
     def info(self, name: str) -> str:
+        """A line for the log, which has each line once: the same for every layer of a list."""
         cls = self.plan.trace.module_class.__name__
+        kind = cls if name.isdigit() else f"{name} ({cls})"
         sites = ", ".join(f"{s.rule.name} → {s.rule.call}" for s in self.plan.sites)
-        return f"autoport: {name} ({cls}): {sites}"
+        return f"autoport: {kind}: {sites}"
 
     @classmethod
     def match(cls, graph: Any, module: nn.Module) -> None:
