@@ -1,18 +1,25 @@
 """Throughput of real models under vLLM: ours, vLLM's native implementation and its Transformers backend.
 
-usage: python -m benchmarks.serve [FOLDER ...] [--rounds N] [--quick] [--no-rules] [--update]
+usage: python -m benchmarks.serve [FOLDER ...] [--rounds N] [--quick] [--no-rules] [--bfloat16] [--update]
 FOLDER: models with weights; by default those of `make demo-model` and `make demo-model MODEL=gemma3-270m`. float32,
 otherwise vLLM's defaults, compiled. Prefill of 512 tokens, decode at batch 1, 8 and 32, mixed lengths, and requests
 over HTTP by vLLM's own client; engines take turns in every round. `--no-rules`: not over HTTP, four servers take more
-memory than a small machine has. `--quick`: two points only. The last line is JSON.
+memory than a small machine has. `--bfloat16`: each model also with its weights rounded to bfloat16 and stored so, as
+most are published (those of the demo were quantized, and are stored in float32); not over HTTP, and run in float32 all
+the same. `--quick`: two points only. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import bfloat16
 
 from benchmarks.results import keep
 from neuron_autoport.bench.command import Asked, bench
@@ -31,17 +38,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-rules", action="store_true", help="beside ours unfused, too")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="each model also as it is published"
+    )
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
     points: list[dict[str, Any]] = []
+    loads = [(k, b) for k, sizes in (QUICK if options.quick else POINTS) for b in sizes]
+    inside = [load for load in loads if load[0] != "serve"]
+    over_http = [load for load in loads if load[0] == "serve"]
+
+    def measure(folder: Path, loads: list[tuple[str, int]], *, unfused: bool = False) -> None:
+        for found in _measured(folder, loads, options.rounds, unfused) if loads else ():
+            points.append({"model": folder.name} | _ratios(found))
+            print(points[-1], flush=True)
+
     for folder in options.folders:
-        loads = [(k, b) for k, sizes in (QUICK if options.quick else POINTS) for b in sizes]
-        for served in (False, True):
-            mine = [load for load in loads if (load[0] == "serve") is served]
-            unfused = options.no_rules and not served
-            for found in _measured(folder, mine, options.rounds, unfused) if mine else ():
-                points.append({"model": folder.name} | _ratios(found))
-                print(points[-1], flush=True)
+        measure(folder, inside, unfused=options.no_rules)
+        measure(folder, over_http)
+        if options.bfloat16:
+            with tempfile.TemporaryDirectory() as other:
+                measure(stored_in_bfloat16(folder, Path(other)), inside)
     result = {
         "points": points,
         "least_to_vllm": min(p["to_vllm"] for p in points),
@@ -59,6 +76,16 @@ def _measured(
         eager=False, no_rules=unfused, trust_remote_code=False,
     )  # fmt: skip
     return bench(asked, lambda text: print(f"    {text}", file=sys.stderr, flush=True)).loads
+
+
+def stored_in_bfloat16(folder: Path, other: Path) -> Path:
+    """A copy of the model in `other` whose tensors are in bfloat16."""
+    made = other / f"{folder.name}, stored in bfloat16"
+    shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors"))
+    for file in folder.glob("*.safetensors"):
+        tensors = {name: tensor.to(bfloat16) for name, tensor in load_file(file).items()}
+        save_file(tensors, made / file.name, metadata={"format": "pt"})
+    return made
 
 
 def demo_models() -> list[Path]:

@@ -150,7 +150,7 @@ def _forward_of(proved: ProvedPort, kernel: Kernel | None) -> types.FunctionType
     package = Path(__file__).parents[2]
     for part in ("hosts/vllm", "nf", "kernels"):
         for file in sorted((package / part).rglob("*.*")):
-            if file.suffix in (".py", ".cpp"):
+            if file.suffix in (".py", ".cpp", ".h"):
                 digest.update(file.read_bytes())
     made = types.FunctionType(
         _forward.__code__, globals(), _forward.__name__, _forward.__defaults__

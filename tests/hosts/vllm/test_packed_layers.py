@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -262,6 +263,6 @@ def test_switched_off_vllms_product_runs() -> None:
 def test_compiled_code_of_one_kernel_is_not_read_by_another() -> None:
     """vLLM keeps compiled code under the name of this function."""
     proved: Any = SimpleNamespace(generated=SimpleNamespace(text="class Rewritten: ..."))
-    new, old = (Kernel(level, *[lambda *_: torch.empty(0)] * 2) for level in LEVELS)
+    new, old = (Kernel(level, *[Mock()] * 3) for level in LEVELS)
     names = [_forward_of(proved, made).__qualname__ for made in (None, new, old, new)]
     assert len(set(names)) == 3 and names[1] == names[3]

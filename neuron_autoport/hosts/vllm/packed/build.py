@@ -26,14 +26,17 @@ from torch.utils.cpp_extension import include_paths, library_paths
 from neuron_autoport.cache import cache_folder
 
 SETTING = "AUTOPORT_PACKED_WEIGHTS"
-_SOURCE = Path(__file__).with_name("linear.cpp")
+_SOURCE = Path(__file__).with_name("linear.cpp")  # includes what lies beside it
 DEPTH = 2048  # inputs of a piece, see the source; an activation is made of sums of one piece only
+_MEMORY = "_neuron_autoport_memory"
 _LIBRARY = torch.library.Library("neuron_autoport", "FRAGMENT")
 NO_ACT, SILU, GELU_TANH = range(3)  # of `Kernel.run_halves`, as in the source
 _ACTIVATIONS: Mapping[int, Callable[[Tensor], Tensor]] = {
     SILU: F.silu,
     GELU_TANH: functools.partial(F.gelu, approximate="tanh"),
 }
+# Bits of a float32 that are dropped, so that the others need 4, 3 and 2 bytes.
+_DROPPED = (0, 6, 16)
 # (outputs, inputs, rows): whole panels and parts of one, several pieces, few rows and many, one of each.
 _CHECKED = ((256, 64, 1), (96, 65, 9), (70, 4100, 20), (33, 3, 200), (1, 1, 1))
 
@@ -72,26 +75,26 @@ class Kernel:
     run: Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
     run_halves: Callable[[Tensor, Tensor, int, Tensor | None, int], Tensor]
 
+    packing: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
+
     def pack(self, weight: Tensor) -> Tensor:
-        """[out, in] -> [panels, in, panel], an even number of panels, filled up with zeros."""
-        outputs, inputs = weight.shape
-        panels = self.panels(outputs)
-        filled = F.pad(weight, (0, 0, 0, panels * self.level.panel - outputs))
-        return filled.view(panels, self.level.panel, inputs).transpose(1, 2).contiguous()
+        """[out, in] float32 -> the handle of the packed weight, for `run`."""
+        return self._packed(weight, halves=False)
 
     def pack_halves(self, weight: Tensor) -> Tensor:
-        """[2 n, in] -> [panels, in, panel]: in each, some outputs of the first n and as many of the others."""
-        lanes, (outputs, inputs) = self.level.lanes, weight.shape
-        panels = self.panels(outputs)
-        halves = F.pad(
-            weight.view(2, outputs // 2, inputs), (0, 0, 0, panels * lanes - outputs // 2)
-        )
-        arranged = halves.view(2, panels, lanes, inputs).permute(1, 3, 0, 2)
-        return arranged.reshape(panels, inputs, self.level.panel)
+        """[2 n, in] float32 -> the handle of the weight packed as halves, for `run_halves`."""
+        return self._packed(weight, halves=True)
 
-    def panels(self, outputs: int) -> int:
-        """As many as hold these outputs."""
-        return 2 * -(-outputs // (2 * self.level.panel))
+    def _packed(self, weight: Tensor, *, halves: bool) -> Tensor:
+        memory, handle = self.packing(weight.detach(), halves)
+        setattr(handle, _MEMORY, memory)  # lives as long as its handle
+        return handle
+
+
+def bytes_of(handle: Tensor) -> int:
+    """What a packed weight takes in memory."""
+    memory: Tensor = getattr(handle, _MEMORY)
+    return memory.numel()
 
 
 @functools.cache
@@ -148,16 +151,23 @@ def check(found: Kernel) -> None:
     """
     numbers = torch.Generator().manual_seed(0)
     for outputs, inputs, rows in _CHECKED:
-        x, weight = (torch.randn(n, inputs, generator=numbers) for n in (rows, outputs))
+        x, whole = (torch.randn(n, inputs, generator=numbers) for n in (rows, outputs))
         bias = torch.randn(outputs, generator=numbers)
-        terms = x.abs().double() @ weight.abs().double().t() + bias.abs()
-        bound = (inputs + 1) * torch.finfo(torch.float32).eps * terms
-        for added in (None, bias):
-            exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
-            made = found.run(x, found.pack(weight), outputs, added)
-            _check_close(made, exact, bound)
-            if outputs % 2 == 0:
-                _check_halves(found, x, weight, added, exact, bound)
+        for dropped in _DROPPED:
+            weight = (whole.view(torch.int32) >> dropped << dropped).view(torch.float32)
+            _check_product(found, x, weight, bias)
+
+
+def _check_product(found: Kernel, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    outputs, inputs = weight.shape
+    terms = x.abs().double() @ weight.abs().double().t() + bias.abs()
+    bound = (inputs + 1) * torch.finfo(torch.float32).eps * terms
+    for added in (None, bias):
+        exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
+        made = found.run(x, found.pack(weight), outputs, added)
+        _check_close(made, exact, bound)
+        if outputs % 2 == 0:
+            _check_halves(found, x, weight, added, exact, bound)
 
 
 def _check_halves(
@@ -205,8 +215,8 @@ def _flags(level: Level) -> list[str]:
 def _digest(compiler: list[str], flags: list[str]) -> str:
     # All its words: the first may be one that calls another compiler, as ccache.
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    source = _SOURCE.read_text(encoding="utf-8")
-    parts = (source, torch.__version__, version.stdout, *compiler, *flags)
+    sources = (file.read_text(encoding="utf-8") for file in sorted(_SOURCE.parent.glob("*.[ch]*")))
+    parts = (*sources, torch.__version__, version.stdout, *compiler, *flags)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -229,12 +239,12 @@ def _loaded(file: Path, level: Level) -> Kernel:
     for name, shape in (("packed_linear", _shape), ("packed_halves", _shape_of_halves)):
         torch.library.register_fake(f"neuron_autoport::{name}", shape, lib=_LIBRARY)
     made = torch.ops.neuron_autoport
-    return Kernel(level, made.packed_linear.default, made.packed_halves.default)
+    return Kernel(level, made.packed_linear.default, made.packed_halves.default, made.pack.default)
 
 
-def _shape(x: Tensor, packed: Tensor, out: int, bias: Tensor | None) -> Tensor:
+def _shape(x: Tensor, handle: Tensor, out: int, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], out))
 
 
-def _shape_of_halves(x: Tensor, packed: Tensor, out: int, bias: Tensor | None, act: int) -> Tensor:
+def _shape_of_halves(x: Tensor, handle: Tensor, out: int, bias: Tensor | None, act: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], out // 2 if act else out))

@@ -124,10 +124,10 @@ def fits(weight: Tensor, made: Kernel) -> bool:
 
 def _product(made: Kernel, weight: Tensor) -> Product:
     """What vLLM calls in the place of F.linear."""
-    packed, outputs, run = made.pack(weight.detach()), weight.shape[0], made.run
+    handle, outputs, run = made.pack(weight), weight.shape[0], made.run
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return run(x, packed, outputs, bias)
+        return run(x, handle, outputs, bias)
 
     return product
 
@@ -141,18 +141,14 @@ def _in_halves(layer: Any) -> bool:
 
 
 def _pack_halves(made: Kernel, layer: Any) -> None:
-    packed, outputs, run = (
-        made.pack_halves(layer.weight.detach()),
-        len(layer.weight),
-        made.run_halves,
-    )
+    handle, outputs, run = made.pack_halves(layer.weight), len(layer.weight), made.run_halves
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return run(x, packed, outputs, bias, NO_ACT)
+        return run(x, handle, outputs, bias, NO_ACT)
 
     def gated(x: Tensor, act_fn: ActFnType) -> Tensor | None:
         code = _ACT_CODES.get(act_fn)
-        return None if code is None else run(x, packed, outputs, layer.bias, code)
+        return None if code is None else run(x, handle, outputs, layer.bias, code)
 
     layer.cpu_linear = product
     setattr(layer, GATED, gated)
