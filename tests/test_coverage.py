@@ -36,7 +36,9 @@ def rows(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Row]]]:
     chosen = [
         item.callspec.params["model_type"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and "rows" in item.fixturenames
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and "rows" in item.fixturenames
     ]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context, initializer=prepare) as pool:

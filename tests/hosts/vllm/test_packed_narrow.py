@@ -68,16 +68,16 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("rows", [1, 11, 40])
-def test_every_value_comes_back(made: Kernel, name: str, rows: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 11, 40])
+def test_every_value_comes_back(made: Kernel, name: str, at_once: int) -> None:
     """Each product of a row of one 1 with a weight is one of its values and sums of nothing."""
     weight, size = CASES[name]
     packed = made.pack(weight)
     assert bytes_of(packed) == size * weight.numel()
     ones = torch.eye(40)
-    for start in range(0, 40, rows):
-        y = made.run(ones[start : start + rows], packed, len(weight), None)
-        assert torch.equal(y, weight.t()[start : start + rows])
+    for start in range(0, 40, at_once):
+        y = made.run(ones[start : start + at_once], packed, len(weight), None)
+        assert torch.equal(y, weight.t()[start : start + at_once])
 
 
 @pytest.mark.parametrize(("mantissa", "size"), [(7, 2), (15, 3)])
