@@ -38,11 +38,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     build.kernel.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("no-such-compiler -O2", "there is no C\\+\\+ compiler `no-such-compiler`"),
+        ('g++ "-O2', 'CXX is no command: `g\\+\\+ "-O2`: No closing quotation'),
+    ],
+)
 def test_without_a_compiler_there_is_no_kernel(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, message: str
 ) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    with pytest.raises(NoKernel, match="there is no C\\+\\+ compiler `no-such-compiler`"):
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(NoKernel, match=message):
         build.kernel()
 
 
@@ -55,14 +62,6 @@ def test_a_compiler_that_fails_is_quoted(
     with pytest.raises(NoKernel, match=r"g\+\+ failed: .*error"):
         build.kernel()
     assert not list(cache.iterdir())
-
-
-def test_a_compiler_command_that_cannot_be_read_is_quoted(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", 'g++ "-O2')
-    with pytest.raises(NoKernel, match='CXX is no command: `g\\+\\+ "-O2`: No closing quotation'):
-        build.kernel()
 
 
 def test_a_compiler_that_another_command_calls_is_asked_for_its_version(tmp_path: Path) -> None:

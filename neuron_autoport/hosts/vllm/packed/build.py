@@ -74,7 +74,6 @@ class Kernel:
     level: Level
     run: Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
     run_halves: Callable[[Tensor, Tensor, int, Tensor | None, int], Tensor]
-
     packing: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
 
     def pack(self, weight: Tensor) -> Tensor:

@@ -127,8 +127,8 @@ constexpr auto by_lines(std::index_sequence<Halved...>) {
   return std::array{by_rows<P, Bytes, std::max<int64_t>(1, lines >> Halved)>(std::make_index_sequence<ROWS / P>())...};
 }
 
-// The rows of x times a piece, in groups as even as can be, each of which fetches its share of the next piece. Of narrow
-// panels the first group, a smaller one for the registers that reading takes, leaves a copy in float32 to the others.
+// The rows of x times a piece, in groups as even as can be, each of which fetches its share of the next piece. Of two
+// narrow panels the first group, a smaller one for the registers that reading takes, leaves the others a copy in float32.
 template <int P, int Bytes>
 void multiply_rows(const float* x, int64_t rows, int64_t in, Piece piece, int64_t lines, float* y, int64_t out) {
   static constexpr auto first = by_lines<P, Bytes>(std::make_index_sequence<P + 1>());
