@@ -25,11 +25,10 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "activation.h"
+#include "result.h"
 #include "weight.h"
 
 namespace {
-
-using torch::stable::Tensor;
 
 constexpr int64_t kLine = 64;              // bytes
 constexpr int64_t kBlock = 16 * ROWS;      // rows of x that meet all panels before the next rows do
@@ -124,18 +123,21 @@ constexpr std::array<Multiply, sizeof...(R)> by_rows(std::index_sequence<R...>) 
 template <int P, int Bytes, size_t... Halved>
 constexpr auto by_lines(std::index_sequence<Halved...>) {
   constexpr int64_t lines = 4 * kPanel * Bytes / kLine / P;
-  return std::array{by_rows<P, Bytes, std::max<int64_t>(1, lines >> Halved)>(std::make_index_sequence<ROWS / P>())...};
+  constexpr std::make_index_sequence<ROWS / P> rows;
+  using Kind = decltype(by_rows<P, Bytes, lines>(rows));
+  return std::array<Kind, sizeof...(Halved)>{by_rows<P, Bytes, std::max<int64_t>(1, lines >> Halved)>(rows)...};
 }
 
 // The rows of x times a piece, in groups as even as can be, each of which fetches its share of the next piece. Of two
 // narrow panels the first group, a smaller one for the registers that reading takes, leaves the others a copy in float32.
 template <int P, int Bytes>
 void multiply_rows(const float* x, int64_t rows, int64_t in, Piece piece, int64_t lines, float* y, int64_t out) {
-  static constexpr auto first = by_lines<P, Bytes>(std::make_index_sequence<P + 1>());
-  static constexpr auto others = by_lines<P, P == 1 ? Bytes : 4>(std::make_index_sequence<P + 1>());
+  constexpr int64_t kinds = P == 1 && Bytes < 4 ? 1 : P + 1;  // few rows of a narrow panel are one group
+  static constexpr auto first = by_lines<P, Bytes>(std::make_index_sequence<kinds>());
+  static constexpr auto others = by_lines<P, P == 1 ? Bytes : 4>(std::make_index_sequence<kinds>());
   constexpr int64_t most = ROWS / P, most_first = P > 1 && Bytes < 4 ? most * 5 / 6 : most;
   const int64_t groups = 1 + (std::max<int64_t>(rows - most_first, 0) + most - 1) / most;
-  const auto kind = std::min<int64_t>(std::bit_width<uint64_t>(groups) - P, P);
+  const auto kind = std::min<int64_t>(std::bit_width<uint64_t>(groups) - P, kinds - 1);
   for (int64_t group = 0, row = 0; group < groups; ++group) {
     const int64_t even = (rows - row) / (groups - group), count = group ? even : std::min(even, most_first);
     (group ? others : first)[kind][count - 1](x + row * in, in, piece, y + row * out, out, group * (lines / groups));
@@ -235,7 +237,7 @@ Tensor run(Tensor x, const Tensor& handle, int64_t out, const std::optional<Tens
   STD_TORCH_CHECK(!bias || (bias->numel() == out && bias->is_contiguous()), "one bias for each output, in one piece");
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = act ? columns : out;
-  Tensor y = torch::stable::new_empty(x, shape);
+  Tensor y = empty_result(x, shape);
   const Product product{weight, bias ? static_cast<const float*>(bias->const_data_ptr()) : nullptr,
                         columns, halves ? columns : 0, shape.back(), act};
   const auto* from = static_cast<const float*>(x.const_data_ptr());
