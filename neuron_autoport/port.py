@@ -24,7 +24,7 @@ from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.roots import RulesByRoot
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.attention import TRACE_ATTENTION
-from neuron_autoport.trace.members import Names
+from neuron_autoport.trace.members import Names, module_at
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.tracer import trace_model
 
@@ -156,15 +156,17 @@ def _longer(model: nn.Module, names: Names, trace: ModuleTrace) -> tuple[ModuleT
 
 def _idle(names: Names, trace: ModuleTrace) -> set[str]:
     """Modules of the model's own with parameters that did not run though what holds them did."""
-    ran = {path for path, _ in trace.walk()}
-    return {
-        path
-        for path, module in zip(names.paths.values(), names.modules, strict=True)
-        if path not in ran
-        and path.rpartition(".")[0] in ran
-        and not type(module).__module__.startswith("torch.")  # those are leaves, traced by nobody
-        and next(module.parameters(recurse=False), None) is not None
-    }
+    ran, idle = dict(trace.walk()).keys(), set()
+    for path in set(names.paths.values()) - ran:
+        module = module_at(names.modules[0], path)
+        if (
+            path.rpartition(".")[0] in ran
+            and not type(module).__module__.startswith("torch.")  # leaves, traced by nobody
+            and module is not None
+            and next(module.parameters(recurse=False), None) is not None
+        ):
+            idle.add(path)
+    return idle
 
 
 def base_path(model: nn.Module) -> str:
@@ -193,7 +195,7 @@ def _build(
 
 def _ends(trace: ModuleTrace) -> int:
     """How many modules were not traced to their end."""
-    return len([part for _, part in trace.walk() if part.end is not None])
+    return trace.ends
 
 
 def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:

@@ -108,7 +108,7 @@ class Frame:
         Args:
             written: tensors whose data the call changed.
         """
-        args, kwargs = (_map(self._or_node, a) for a in (args, kwargs))
+        args, kwargs = _map(self.node_of, args), _map(self.node_of, kwargs)
         before = tuple(self.node_of(t) for t in written)
         node = self.graph.create_node(op, target)
         node.args, node.kwargs = tuple(args), dict(kwargs)  # `create_node` looks at each part first
@@ -124,10 +124,6 @@ class Frame:
                 after = self.graph.call_function(after_write, (old, node))
                 after.meta.update(spans=node.meta["spans"], inplace=False)
                 self.bind(after, tensor)
-
-    def _or_node(self, value: Any) -> Any:
-        """The node of a tensor; anything else as it is."""
-        return self.node_of(value) if isinstance(value, torch.Tensor) else value
 
     def _bind_parts(self, node: fx.Node, result: Any) -> None:
         if isinstance(result, dict):
@@ -167,20 +163,20 @@ def _quiet_get_attr() -> Iterator[None]:
         yield
 
 
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
+def _map(function: Callable[[torch.Tensor], fx.Node], value: Any) -> Any:
+    """The value with `function` of each tensor in it; fx nodes hold plain values only."""
     if value is None or value is False or value is True:
         return value
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return tuple(_map(function, v) for v in value)
+        return tuple([_map(function, v) for v in value])
     if isinstance(value, list | tuple):
-        return type(value)(_map(function, v) for v in value)
+        return type(value)([_map(function, v) for v in value])
     if isinstance(value, dict):
         return {k: _map(function, v) for k, v in value.items()}
     if isinstance(value, slice):
         return slice(*(_map(function, v) for v in (value.start, value.stop, value.step)))
-    mapped = function(value)
-    if mapped is None or mapped is ... or isinstance(mapped, _NODE_VALUES):
-        return mapped
-    return f"<{type(mapped).__name__}>"  # fx nodes hold plain values only
+    if value is ... or isinstance(value, _NODE_VALUES):
+        return value
+    return f"<{type(value).__name__}>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +74,7 @@ class Expected:
     others: tuple[tuple[str, Any, bool], ...]
 
     @staticmethod
-    def of(cls: type[nn.Module], reads: dict[str, Any]) -> Expected:
+    def of(cls: type[nn.Module], reads: Mapping[str, Any]) -> Expected:
         by_dict = cls.__getattribute__ is object.__getattribute__
         by_dict = by_dict and cls.__getattr__ is nn.Module.__getattr__
         of_instance = {name: by_dict and not hasattr(cls, name) for name in reads}
@@ -97,19 +97,17 @@ class Expected:
         own = module.__dict__
         parameters = own["_parameters"]
         for name, shape, dtype in self.tensors:
-            value = parameters.get(name) if name not in own else None
-            value = _found(own, name) if value is None else value
-            if not issubclass(type(value), torch.Tensor):
-                return False
-            if value.dtype != dtype or value.shape != shape:
+            value = parameters.get(name)
+            if value is None or name in own:
+                value = _found(own, name)
+                if not issubclass(type(value), torch.Tensor):
+                    return False
+            if value.dtype is not dtype or value.shape != shape:
                 return False
         children = own["_modules"]
         for name, kind, seen in self.modules:
-            child = children.get(name) if name not in own else own[name]
-            if type(child) is not kind:
-                return False
-            below = child.__dict__["_modules"]  # one without children needs no picture to tell
-            if len(below) != len(seen[2]) or (below and _module(child) != seen):
+            child = own[name] if name in own else children.get(name)
+            if type(child) is not kind or _module(child) != seen:
                 return False
         for name, seen, of_instance in self.others:
             value = _found(own, name) if of_instance else getattr(module, name, None)
@@ -193,7 +191,7 @@ def input_signature(args: Any, kwargs: Any) -> Any:
     """
     seen: dict[int, int] = {}
     named = sorted(kwargs.items())
-    return _hashable(args, seen), tuple((k, _hashable(v, seen)) for k, v in named)
+    return _hashable(args, seen), tuple([(k, _hashable(v, seen)) for k, v in named])
 
 
 def _hashable(value: Any, seen: dict[int, int]) -> Any:

@@ -23,34 +23,26 @@ class Names:
         self.modules: list[nn.Module] = [root]
         self.paths: dict[int, str] = {id(root): ""}
         self.tree, self.current = True, True
-        self._states: dict[int, str] = {}
-        self._tied: list[tuple[int, str]] = []  # every other place of a state, in order
-        buffers: list[tuple[int, str]] = []
-        self._visit(root, "", buffers)
-        for key, path in buffers:
-            self._place(key, path)
+        self._parameters: dict[str, dict[int, str]] = {}  # by prefix, see `_parameters_below`
+        self._buffers: dict[int, list[str]] = {}
+        self._visit(root, "")
 
-    def _visit(self, module: nn.Module, before: str, buffers: list[tuple[int, str]]) -> None:
-        own = module.__dict__
-        for name, tensor in own["_parameters"].items():
-            if tensor is not None:
-                self._place(id(tensor), before + name)
-        if own["_buffers"]:
-            named = own["_buffers"].items()
-            buffers += [(id(tensor), before + name) for name, tensor in named if tensor is not None]
+    def _visit(self, module: nn.Module, before: str) -> None:
+        own, paths = module.__dict__, self.paths
+        for name, buffer in own["_buffers"].items():
+            if buffer is not None:
+                self._buffers.setdefault(id(buffer), []).append(before + name)
         for name, child in own["_modules"].items():
             if child is None:
                 continue
-            if id(child) in self.paths:
+            if id(child) in paths:
                 self.tree = False
                 continue
-            path = self.paths[id(child)] = before + name
+            path = paths[id(child)] = before + name
             self.modules.append(child)
-            self._visit(child, f"{path}.", buffers)
-
-    def _place(self, key: int, path: str) -> None:
-        if self._states.setdefault(key, path) is not path:
-            self._tied.append((key, path))
+            below = child.__dict__
+            if below["_modules"] or below["_buffers"]:
+                self._visit(child, f"{path}.")
 
     def path_of(self, module: nn.Module, prefix: str = "") -> str | None:
         """Path of a module below the one whose paths begin with `prefix`; None if it is not there."""
@@ -59,12 +51,25 @@ class Names:
 
     def state_of(self, tensor: torch.Tensor, prefix: str = "") -> str | None:
         """The same of a parameter or buffer."""
-        path = self._states.get(id(tensor))
-        if path is None or path.startswith(prefix):
-            return path[len(prefix) :] if path else None
-        places = (p for key, p in self._tied if key == id(tensor) and p.startswith(prefix))
+        if isinstance(tensor, nn.Parameter):
+            path = self._parameters_below(prefix).get(id(tensor))
+            if path is not None:
+                return path
+        places = (p for p in self._buffers.get(id(tensor), ()) if p.startswith(prefix))
         path = next(places, None)
         return path[len(prefix) :] if path else None
+
+    def _parameters_below(self, prefix: str) -> dict[int, str]:
+        """Found when first asked for, and only there: most are asked for by the layer that holds them."""
+        if prefix not in self._parameters:
+            start = module_at(self.modules[0], prefix[:-1]) if prefix else self.modules[0]
+            found: dict[int, str] = {}
+            for path, module in modules_in(start) if start is not None else ():
+                for name, tensor in module.__dict__["_parameters"].items():
+                    if tensor is not None:
+                        found.setdefault(id(tensor), f"{path}.{name}" if path else name)
+            self._parameters[prefix] = found
+        return self._parameters[prefix]
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
@@ -35,6 +36,33 @@ class ChildCall:
 
     path: str
     trace: ModuleTrace
+
+
+class _Step(NamedTuple):
+    """What is compared of one of the modules that a trace calls.
+
+    caller: the number of the step of what calls it, path: there. names: of its children, if they are to be compared.
+    """
+
+    caller: int
+    path: str
+    kind: type[nn.Module]
+    hooked: bool
+    names: tuple[str, ...] | None
+    expected: Expected
+
+
+def _called_names(picture: Any, trace: ModuleTrace) -> tuple[str, ...] | None:
+    """Names of the children of a module that was read and called, if no more of its picture is left to compare.
+
+    Its class and those of the children that it calls are compared with the traces of these.
+    """
+    if type(picture) is not tuple or picture[:2] != ("module", trace.module_class):
+        return None
+    called = {call.path: call.trace.module_class for call in trace.children}
+    if any(called.get(name) is not kind for name, kind in picture[2]):
+        return None
+    return tuple(name for name, _ in picture[2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,23 +96,44 @@ class ModuleTrace:
     hooked: bool = False
 
     def holds_for(self, module: nn.Module) -> bool:
-        """Would tracing `module` give this same trace? True if all that was read is equal there."""
-        if type(module) is not self.module_class or has_hooks(module) != self.hooked:
-            return False
-        if not self._expected.holds_for(module):
-            return False
-        below = module._modules
-        for path, trace in self._distinct:
-            child = below.get(path)
-            if child is None:  # of a list, say
-                child = module_at(module, path)
-            if child is None or not trace.holds_for(child):
+        """Would tracing `module` give this same trace? True if all that was read is equal there, and below it."""
+        found: list[nn.Module] = []
+        current: nn.Module | None = module
+        for caller, path, kind, hooked, names, expected in self._steps:
+            if found:
+                above = found[caller].__dict__
+                current = above["_modules"].get(path)
+                if current is None:  # of a list, say
+                    current = module_at(found[caller], path)
+                elif path in above:  # another is read by this name
+                    return False
+            if current is None or type(current) is not kind:
                 return False
+            own = current.__dict__
+            if hooked is not bool(own["_forward_hooks"] or own["_forward_pre_hooks"]):
+                return False
+            if names is not None and tuple(own["_modules"]) != names:
+                return False
+            if not expected.holds_for(current):
+                return False
+            found.append(current)
         return True
 
     @cached_property
-    def _expected(self) -> Expected:
-        return Expected.of(self.module_class, self.reads)
+    def _steps(self) -> tuple[_Step, ...]:
+        """What to compare of this module and of those that it calls, callers first."""
+        reads = dict(self.reads)
+        steps: list[_Step] = []
+        for path, trace in self._distinct:
+            names = _called_names(reads.get(path), trace)
+            if names is not None:
+                del reads[path]
+            first, *others = trace._steps
+            start = len(steps) + 1
+            steps.append(first._replace(caller=0, path=path, names=names))
+            steps += [step._replace(caller=step.caller + start) for step in others]
+        expected = Expected.of(self.module_class, reads)
+        return (_Step(0, "", self.module_class, self.hooked, None, expected), *steps)
 
     @cached_property
     def _distinct(self) -> tuple[tuple[str, ModuleTrace], ...]:
@@ -101,10 +150,25 @@ class ModuleTrace:
         return self.hooked or any(child.trace.any_hooked for child in self.children)
 
     @cached_property
+    def ends(self) -> int:
+        """How many calls, this one and those below it, were not traced to their end."""
+        return (self.end is not None) + sum(child.trace.ends for child in self.children)
+
+    @cached_property
     def below(self) -> tuple[tuple[str, ModuleTrace], ...]:
         """All below this trace, each call by its dotted path; those of a layer are found once for all like it."""
         found: list[tuple[str, ModuleTrace]] = []
-        for child in self.children:
-            found.append((child.path, child.trace))
-            found += [(f"{child.path}.{path}", trace) for path, trace in child.trace.below]
+        self._add_below("", found)
         return tuple(found)
+
+    def _add_below(self, prefix: str, found: list[tuple[str, ModuleTrace]]) -> None:
+        calls = Counter([id(child.trace) for child in self.children])
+        for child in self.children:
+            path, trace = prefix + child.path, child.trace
+            found.append((path, trace))
+            if not trace.children:
+                continue
+            if calls[id(trace)] == 1:
+                trace._add_below(f"{path}.", found)
+            else:
+                found += [(f"{path}.{inner}", part) for inner, part in trace.below]
