@@ -24,7 +24,7 @@ from neuron_autoport.rules.roles import Roles
 from neuron_autoport.rules.roots import RulesByRoot
 from neuron_autoport.rules.rule import Rule
 from neuron_autoport.trace.attention import TRACE_ATTENTION
-from neuron_autoport.trace.members import Names, module_at
+from neuron_autoport.trace.members import module_at
 from neuron_autoport.trace.module_trace import ModuleTrace
 from neuron_autoport.trace.tracer import trace_model
 
@@ -86,8 +86,8 @@ def port_model(
     rules = tuple(rules)
     models = _Models(source)
     started = time.perf_counter()
-    model, names, trace = _trace(models)
-    trace, tokens = _longer(model, names, trace)
+    model, trace = _trace(models)
+    trace, tokens = _longer(model, trace)
     traced = time.perf_counter()
     port = replace(plan_trace(model, trace, rules, without=without), tokens=BATCH * tokens)
     planned = time.perf_counter()
@@ -120,53 +120,63 @@ class _Models:
         return self.built[attempt]
 
 
-def _trace(models: _Models) -> tuple[nn.Module, Names, ModuleTrace]:
+def _trace(models: _Models) -> tuple[nn.Module, ModuleTrace]:
     """The model as built for the attempt with the fewest ends, and its trace; values only if need be."""
-    best: tuple[int, nn.Module, Names, ModuleTrace] | None = None
+    best: tuple[int, nn.Module, ModuleTrace] | None = None
     first = models.of(_ATTEMPTS[0])
     for with_values in (False, True):
         for attempt in _ATTEMPTS:
             if attempt[1] and not getattr(first, "_keep_in_fp32_modules_strict", None):
                 continue
             model = models.of(attempt)
-            names = Names(model)
             args, kwargs = call_of(model, example_inputs())
-            trace = trace_model(model, args, kwargs, with_values=with_values, names=names)
+            trace = trace_model(model, args, kwargs, with_values=with_values)
             ends = _ends(trace)
             if best is None or ends < best[0]:
-                best = (ends, model, names, trace)
+                best = (ends, model, trace)
             if not ends:
-                return model, names, trace
+                return model, trace
     assert best is not None
     return best[1:]
 
 
-def _longer(model: nn.Module, names: Names, trace: ModuleTrace) -> tuple[ModuleTrace, int]:
+def _longer(model: nn.Module, trace: ModuleTrace) -> tuple[ModuleTrace, int]:
     """The trace of a long prompt instead, if more of the model runs in it; and the length of the prompt."""
-    names = names if names.current else Names(model)
-    before = _idle(names, trace)
+    before = _idle(model, trace)
     if not before or _ends(trace):
         return trace, TOKENS
     args, kwargs = call_of(model, example_inputs(LONG_TOKENS))
     again = trace_model(model, args, kwargs, with_values=trace.answers is not None)
-    if _ends(again) or not _idle(names, again) < before:
+    if _ends(again) or not _idle(model, again) < before:
         return trace, TOKENS
     return again, LONG_TOKENS
 
 
-def _idle(names: Names, trace: ModuleTrace) -> set[str]:
-    """Modules of the model's own with parameters that did not run though what holds them did."""
-    ran, idle = dict(trace.walk()).keys(), set()
-    for path in set(names.paths.values()) - ran:
-        module = module_at(names.modules[0], path)
-        if (
-            path.rpartition(".")[0] in ran
-            and not type(module).__module__.startswith("torch.")  # leaves, traced by nobody
-            and module is not None
-            and next(module.parameters(recurse=False), None) is not None
-        ):
-            idle.add(path)
+def _idle(model: nn.Module, trace: ModuleTrace) -> set[str]:
+    """Modules with parameters of the model's own that did not run though what holds them did.
+
+    Of what was traced once for several modules, the first is looked at.
+    """
+    idle, seen = set(), {id(trace)}
+    rest: list[tuple[str, nn.Module, ModuleTrace]] = [("", model, trace)]
+    while rest:
+        prefix, holder, part = rest.pop()
+        called = {call.path for call in part.children}
+        for name, child in holder.named_children():  # each once, by its first name
+            if name not in called and _may_run(child):
+                idle.add(prefix + name)
+        for call in part.children:
+            module = None if id(call.trace) in seen else module_at(holder, call.path)
+            if module is not None:
+                seen.add(id(call.trace))
+                rest.append((f"{prefix}{call.path}.", module, call.trace))
     return idle
+
+
+def _may_run(module: nn.Module) -> bool:
+    """Has it parameters of its own, and is it no class of torch's? Those are leaves, traced by nobody."""
+    own = next(module.parameters(recurse=False), None) is not None
+    return own and not type(module).__module__.startswith("torch.")
 
 
 def base_path(model: nn.Module) -> str:
@@ -216,10 +226,17 @@ def plan_trace(
     roles = Roles(library.rules, without)
     plans: dict[ModuleTrace, ClassPlan] = {}
     where: dict[str, ClassPlan] = {}
-    for path, part in trace.walk():
-        if part not in plans:
-            plans[part] = plan_class(part, library, without=without, roles=roles)
-        known = where.setdefault(path, plans[part])
-        if known is not plans[part] and known.new_source() != plans[part].new_source():
+
+    def place(path: str, part: ModuleTrace) -> None:
+        plan = plans.get(part)
+        if plan is None:
+            plan = plans[part] = plan_class(part, library, without=without, roles=roles)
+        known = where.setdefault(path, plan)
+        if known is not plan and known.new_source() != plan.new_source():
             where[path] = left_alone(known, "AP206", "this module is called in two different ways")
+        prefix = f"{path}." if path else ""
+        for child in part.children:
+            place(prefix + child.path, child.trace)
+
+    place("", trace)
     return Port(model, trace, tuple(plans.values()), where, base_path(model), {}, without)

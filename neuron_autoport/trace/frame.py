@@ -110,7 +110,10 @@ class Frame:
         """
         args, kwargs = _map(self.node_of, args), _map(self.node_of, kwargs)
         before = tuple(self.node_of(t) for t in written)
-        node = self.graph.create_node(op, target)
+        name = (
+            target.replace(".", "_") if op == "call_module" else None
+        )  # as fx, which takes longer
+        node = self.graph.create_node(op, target, name=name)
         node.args, node.kwargs = tuple(args), dict(kwargs)  # `create_node` looks at each part first
         node.meta["spans"] = running_spans(self.code)
         node.meta.update(inplace=bool(before), written=before)

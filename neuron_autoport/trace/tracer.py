@@ -262,7 +262,6 @@ def trace_model(
     kwargs: Any = None,
     *,
     with_values: bool = False,
-    names: Names | None = None,
 ) -> ModuleTrace:
     """Trace `module` called with these arguments, and every module it calls.
 
@@ -270,7 +269,6 @@ def trace_model(
         module: a module with parameters on the meta device.
         args, kwargs: what to call it with; tensors on the meta device.
         with_values: where a value is asked for, answer with one made up (`values.py`).
-        names: of `module`, if they are known.
 
     Returns:
         The trace of `module`; those of its children hang from it. `end` says why one is not whole.
@@ -280,8 +278,7 @@ def trace_model(
     for tensor in tensors_in(args, kwargs or {}):
         if values is not None and tensor.dtype is torch.long:
             values.give_ids(tensor)
-    if names is None or not names.current:
-        names = Names(module)
+    names = Names(module)
     session = Session(names, values)
     original = nn.Module.__call__
 
