@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from neuron_autoport.trace.pictures import class_of
+
 
 class Names:
     """Paths of a module and of those below it, and of their parameters and buffers, by identity.
@@ -70,6 +72,11 @@ class Names:
                         found.setdefault(id(tensor), f"{path}.{name}" if path else name)
             self._parameters[prefix] = found
         return self._parameters[prefix]
+
+    def repeated(self, cls: type[nn.Module]) -> bool:
+        """May several modules be of this class? Of one of which there is a single module, nothing is traced twice."""
+        those = (m for m in self.modules if class_of(m) is cls)
+        return not self.current or next(those, None) is None or next(those, None) is not None
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +21,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from neuron_autoport.trace.frame import Frame
-from neuron_autoport.trace.guards import input_signature, watch_reads
+from neuron_autoport.trace.guards import input_signature
 from neuron_autoport.trace.members import Names
 from neuron_autoport.trace.module_trace import ChildCall, ModuleTrace, TraceEnd, has_hooks
 from neuron_autoport.trace.spans import running_spans, running_where
 from neuron_autoport.trace.values import NoValue, Values
+from neuron_autoport.trace.watching import is_watched, unwatched, watch_reads
 from neuron_autoport.trace.writes import changed_since, has_tensor, tensors_in, versions_of
 
 _session: Session | None = None
+_AS_IT_IS = nullcontext()
 
 
 def active_session() -> Session | None:
@@ -130,7 +133,8 @@ class Session(TorchFunctionMode):
         path = frame.path_of(module)
         if path is None or module is frame.root:
             return call(module, *args, **kwargs)
-        trace = self.trace(module, args, kwargs, call)
+        with unwatched(module) if is_watched(module) else _AS_IT_IS:
+            trace = self.trace(module, args, kwargs, call)
         if trace.end is None:
             result = _each_tensor(self.fresh, trace.result)
         else:
@@ -178,7 +182,7 @@ class Session(TorchFunctionMode):
         result, end = None, None
         versions = versions_of(args, kwargs)
         try:
-            with watch_reads(module) as reads:
+            with watch_reads(module, partial(self.names.repeated, type(module))) as reads:
                 result = call(module, *args, **kwargs)
         except CannotAnswer as reason:
             end = TraceEnd(reason.code, str(reason), running_where(reason))

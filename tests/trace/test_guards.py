@@ -77,6 +77,34 @@ class Stack(nn.Module):
          "return x if self.n is None else x * self.n", "Layer(0, 2)", "Layer(1, 3)", False),
         ("self.m = n", "return x * self.n\n\n    @property\n    def n(self):\n        return self.m",
          "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.Identity(); self.n.k = n", "return x * self.n.k",
+         "Layer(0, 2)", "Layer(1, 2)", True),
+        ("self.n = nn.Identity(); self.n.k = n", "return x * self.n.k",
+         "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.Identity(); self.n.k = n", "return self.n(x) * self.n.k",
+         "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.Identity(); self.n.k = n", "return self.n(x)",
+         "Layer(0, 2)", "Layer(1, 3)", True),
+        ("self.n = nn.Identity(); self.n.m = nn.Identity(); self.n.m.k = n", "return x * self.n.m.k",
+         "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.ModuleList([nn.Identity()]); self.n[0].k = n", "return x * self.n[0].k",
+         "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.ModuleList([nn.Identity()]); self.n[0].k = n",
+         "for m in self.n: x = m(x) * m.k\n        return x", "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.ModuleList([nn.Identity()]); self.n[0].k = n",
+         "for m in self.n: x = m(x)\n        return x", "Layer(0, 2)", "Layer(1, 3)", True),
+        ("self.n = nn.Sequential(nn.Identity()); self.n[0].k = n",
+         "return self.n(x)", "Layer(0, 2)", "Layer(1, 3)", True),
+        ("self.n = nn.Linear(W, n)", "return x * self.n.weight.sum()",
+         "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.Linear(W, n)", "return x * self.n.weight.sum()",
+         "Layer(0, 2)", "Layer(1, 2)", True),
+        ("self.n = nn.ParameterList([torch.ones(n)])", "return x * self.n[0].sum()",
+         "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.__dict__['n'] = nn.Identity(); self.n.k = n", "return x * self.n.k",
+         "Layer(0, 2)", "Layer(1, 3)", False),
+        ("self.n = nn.Identity(); self.n.k = n", "return self.call(self.n, x)\n\n"
+         "    def call(self, part, x):\n        return x * part.k", "Layer(0, 2)", "Layer(1, 3)", False),
     ],
 )  # fmt: skip
 def test_layers_share_a_trace_if_all_they_read_is_equal(
@@ -89,6 +117,78 @@ def test_layers_share_a_trace_if_all_they_read_is_equal(
     assert (first is second) is same
     assert first.holds_for(module.b) is same
     assert "layer_idx" not in first.reads and not first.holds_for(nn.Linear(2, 2))
+
+
+def test_what_a_method_of_a_child_reads_is_read_of_the_child() -> None:
+    """The caller's trace hangs on it; the child, which nobody calls, has none. Afterwards all are what they were."""
+    cls = zoo_class("""
+    class Part(nn.Module):
+        def __init__(self, k):
+            super().__init__()
+            self.k, self.other = k, k
+            self.inner = nn.Linear(W, W)
+
+        def scaled(self, x):
+            return self.inner(x) * self.k
+
+    class Layer(nn.Module):
+        def __init__(self, k):
+            super().__init__()
+            self.part = Part(k)
+
+        def forward(self, x):
+            return self.part.scaled(x)
+
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = Layer(2), Layer(3), Layer(2)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x)))
+    """)
+    module = meta_instance(cls)
+    before = [type(m) for m in module.modules()]
+    trace = trace_model(module, (torch.empty(2, 7, 16, device="meta", dtype=torch.bfloat16),))
+    first, second, third = (c.trace for c in trace.children)
+    assert first is third and first is not second
+    assert first.reads["part.k"] == 2 and "part.other" not in first.reads
+    assert [c.path for c in first.children] == ["part.inner"]
+    assert not first.holds_for(module.b) and first.holds_for(module.c)
+    assert [type(m) for m in module.modules()] == before
+
+
+def test_a_child_reads_for_itself_while_it_is_called() -> None:
+    """What it reads when called is no read of its caller's, whether it was made or found again."""
+    cls = zoo_class("""
+    class Part(nn.Module):
+        def __init__(self, k):
+            super().__init__()
+            self.k = k
+
+        def forward(self, x):
+            return x * self.k
+
+    class Layer(nn.Module):
+        def __init__(self, k):
+            super().__init__()
+            self.one, self.two = Part(2), Part(k)
+
+        def forward(self, x):
+            return self.two(self.one(x))
+
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = Layer(2), Layer(3)
+
+        def forward(self, x):
+            return self.b(self.a(x))
+    """)
+    first, second = (c.trace for c in trace_of(cls).children)
+    assert set(first.reads) == set(second.reads) == {"one", "two"}
+    assert first.children[0].trace is first.children[1].trace is second.children[0].trace
+    assert second.children[1].trace is not second.children[0].trace
 
 
 def test_a_module_without_the_child_that_was_called_is_another() -> None:
