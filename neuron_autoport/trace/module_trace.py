@@ -30,8 +30,7 @@ class TraceEnd:
     where: str | None
 
 
-@dataclass(frozen=True)
-class ChildCall:
+class ChildCall(NamedTuple):
     """A call of a child module: its dotted path below the caller, and its own trace."""
 
     path: str

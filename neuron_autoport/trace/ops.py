@@ -7,6 +7,7 @@ Dimensions count from the end (negative). What carries meaning stays: dims, keep
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -23,7 +24,7 @@ Operand: TypeAlias = "Op | int | float | bool | str | tuple[Any, ...] | None"
 VIEWS = frozenset({"view"})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Op:
     """One value of a graph.
 
@@ -53,7 +54,11 @@ class Op:
 
     def operands(self) -> list[Op]:
         """All operands that are values of the graph, nested ones too."""
-        return list(_ops_in((self.inputs, self.written, self.absorbed)))
+        found: list[Op] = []
+        _add_ops(self.inputs, found)
+        found += self.written
+        found += self.absorbed
+        return found
 
     def storages(self) -> set[int]:
         """Identities of the memory its value lies in; of the values it is a view of, too."""
@@ -73,12 +78,12 @@ class Op:
         return f"%{self.index}:{self.label}{list(self.shape)}"
 
 
-def _ops_in(value: Any) -> Any:
-    if isinstance(value, Op):
-        yield value
-    elif isinstance(value, list | tuple):
-        for v in value:
-            yield from _ops_in(v)
+def _add_ops(values: Iterable[Any], found: list[Op]) -> None:
+    for value in values:
+        if isinstance(value, Op):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            _add_ops(value, found)
 
 
 @dataclass(frozen=True, eq=False)
