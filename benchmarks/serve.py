@@ -34,7 +34,7 @@ QUICK = (("prefill", (1,)), ("decode", (8,)))
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folders", nargs="*", type=Path, default=demo_models())
+    parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-rules", action="store_true", help="beside ours unfused, too")
@@ -53,7 +53,7 @@ def main() -> None:
             points.append({"model": folder.name} | _ratios(found))
             print(points[-1], flush=True)
 
-    for folder in options.folders:
+    for folder in options.folders or demo_models():
         measure(folder, inside, unfused=options.no_rules)
         measure(folder, over_http)
         if options.bfloat16:
@@ -89,9 +89,16 @@ def stored_in_bfloat16(folder: Path, other: Path) -> Path:
 
 
 def demo_models() -> list[Path]:
-    """Folders of the models that the set-up has prepared."""
+    """Folders of the models of `make demo-model`.
+
+    Raises:
+        SystemExit: one is not there.
+    """
     found = [cache_folder("models") / name for name in ("smollm2-135m", "gemma3-270m")]
-    return [folder for folder in found if (folder / "config.json").exists()]
+    for folder in found:
+        if not (folder / "config.json").exists():
+            sys.exit(f"no model in {folder}: run `make demo-model MODEL={folder.name}`")
+    return found
 
 
 def _ratios(load: LoadResult) -> dict[str, Any]:

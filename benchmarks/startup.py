@@ -25,11 +25,13 @@ WORK = Load("prefill", (512,), 8, 1)
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folders", nargs="*", type=Path, default=demo_models())
+    parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
-    models = {folder.name: _model(folder, options.rounds) for folder in options.folders}
+    models = {
+        folder.name: _model(folder, options.rounds) for folder in options.folders or demo_models()
+    }
     worst = {key: max(m[key] for m in models.values()) for key in next(iter(models.values()))}
     keep("startup", worst | {"models": models}, update=options.update)
 
