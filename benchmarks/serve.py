@@ -1,12 +1,14 @@
 """Throughput of real models under vLLM: ours, vLLM's native implementation and its Transformers backend.
 
-usage: python -m benchmarks.serve [FOLDER ...] [--rounds N] [--quick] [--no-rules] [--bfloat16] [--update]
+usage: python -m benchmarks.serve [FOLDER ...] [--rounds N] [--quick] [--no-http] [--no-rules] [--bfloat16]
+       [--update]
 FOLDER: models with weights; by default those of `make demo-model` and `make demo-model MODEL=gemma3-270m`. float32,
 otherwise vLLM's defaults, compiled. Prefill of 512 tokens, decode at batch 1, 8 and 32, mixed lengths, and requests
-over HTTP by vLLM's own client; engines take turns in every round. `--no-rules`: not over HTTP, four servers take more
-memory than a small machine has. `--bfloat16`: each model also with its weights rounded to bfloat16 and stored so, as
-most are published (those of the demo were quantized, and are stored in float32); not over HTTP, and run in float32 all
-the same. `--quick`: two points only. The last line is JSON.
+over HTTP by vLLM's own client (`--no-http`: not these, they take longest); engines take turns in every round.
+`--no-rules`: beside ours unfused, too; not over HTTP, four servers take more memory than a small machine has.
+`--bfloat16`: each model also with its weights rounded to bfloat16 and stored so, as most are published (those of the
+demo were quantized, and are stored in float32); not over HTTP, and run in float32 all the same. `--quick`: two points
+only. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--no-http", action="store_true")
     parser.add_argument("--no-rules", action="store_true", help="beside ours unfused, too")
     parser.add_argument(
         "--bfloat16", action="store_true", help="each model also as it is published"
@@ -55,7 +58,7 @@ def main() -> None:
 
     for folder in options.folders or demo_models():
         measure(folder, inside, unfused=options.no_rules)
-        measure(folder, over_http)
+        measure(folder, [] if options.no_http else over_http)
         if options.bfloat16:
             with tempfile.TemporaryDirectory() as other:
                 measure(stored_in_bfloat16(folder, Path(other)), inside)
