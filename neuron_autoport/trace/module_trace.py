@@ -70,6 +70,7 @@ class ModuleTrace:
 
     `graph` has a node per torch call and per child call. Each node's meta holds `val` (a meta tensor,
     or the nested result), `spans` (the chain of source expressions) and `inplace`.
+    `reads`: what the forward read of the module, and of its children (`child.name`), each value as a picture.
     `writes`: indices, among the tensors of the call, of those whose data the forward changes.
     `result` is what forward returned, or None where `end` says why it did not; `call` holds the
     positional and keyword arguments it was traced with.
