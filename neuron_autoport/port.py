@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -227,13 +228,22 @@ def plan_trace(
     plans: dict[ModuleTrace, ClassPlan] = {}
     where: dict[str, ClassPlan] = {}
 
-    def place(path: str, part: ModuleTrace) -> None:
-        plan = plans.get(part)
-        if plan is None:
-            plan = plans[part] = plan_class(part, library, without=without, roles=roles)
+    def put(path: str, plan: ClassPlan) -> None:
         known = where.setdefault(path, plan)
         if known is not plan and known.new_source() != plan.new_source():
             where[path] = left_alone(known, "AP206", "this module is called in two different ways")
+
+    @cache
+    def inside(part: ModuleTrace) -> list[tuple[str, ClassPlan]]:
+        return [("", plans[part]), *((f".{path}", plans[t]) for path, t in part.below)]
+
+    def place(path: str, part: ModuleTrace) -> None:
+        if part in plans:
+            for more, plan in inside(part):
+                put(path + more, plan)
+            return
+        plans[part] = plan_class(part, library, without=without, roles=roles)
+        put(path, plans[part])
         prefix = f"{path}." if path else ""
         for child in part.children:
             place(prefix + child.path, child.trace)

@@ -62,13 +62,18 @@ class Expected:
                     return False
             if value.dtype is not dtype or value.shape != shape:
                 return False
-        children = own["_modules"]
-        for name, kind, seen in self.modules:
-            child = own[name] if name in own else children.get(name)
-            if type(child) is not kind or module_picture(child) != seen:
-                return False
+        if self.modules:
+            children = own["_modules"]
+            for name, kind, seen in self.modules:
+                child = own[name] if name in own else children.get(name)
+                if type(child) is not kind or module_picture(child) != seen:
+                    return False
         for name, seen, of_instance in self.others:
-            value = _found(own, name) if of_instance else _at(module, name)
+            if of_instance:
+                left_out = seen is None and name in parameters and name not in own  # a bias, say
+                value = parameters[name] if left_out else _found(own, name)
+            else:
+                value = _at(module, name)
             if value is not seen and snapshot(value) != seen:
                 return False
         return True

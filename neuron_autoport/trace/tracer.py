@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,6 @@ from neuron_autoport.trace.watching import is_watched, unwatched, watch_reads
 from neuron_autoport.trace.writes import changed_since, has_tensor, tensors_in, versions_of
 
 _session: Session | None = None
-_AS_IT_IS = nullcontext()
 
 
 def active_session() -> Session | None:
@@ -133,7 +132,10 @@ class Session(TorchFunctionMode):
         path = frame.path_of(module)
         if path is None or module is frame.root:
             return call(module, *args, **kwargs)
-        with unwatched(module) if is_watched(module) else _AS_IT_IS:
+        if is_watched(module):
+            with unwatched(module):
+                trace = self.trace(module, args, kwargs, call)
+        else:
             trace = self.trace(module, args, kwargs, call)
         if trace.end is None:
             result = _each_tensor(self.fresh, trace.result)
