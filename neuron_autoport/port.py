@@ -132,7 +132,7 @@ def _trace(models: _Models) -> tuple[nn.Module, ModuleTrace]:
             model = models.of(attempt)
             args, kwargs = call_of(model, example_inputs())
             trace = trace_model(model, args, kwargs, with_values=with_values)
-            ends = _ends(trace)
+            ends = trace.ends
             if best is None or ends < best[0]:
                 best = (ends, model, trace)
             if not ends:
@@ -144,11 +144,11 @@ def _trace(models: _Models) -> tuple[nn.Module, ModuleTrace]:
 def _longer(model: nn.Module, trace: ModuleTrace) -> tuple[ModuleTrace, int]:
     """The trace of a long prompt instead, if more of the model runs in it; and the length of the prompt."""
     before = _idle(model, trace)
-    if not before or _ends(trace):
+    if not before or trace.ends:
         return trace, TOKENS
     args, kwargs = call_of(model, example_inputs(LONG_TOKENS))
     again = trace_model(model, args, kwargs, with_values=trace.answers is not None)
-    if _ends(again) or not _idle(model, again) < before:
+    if again.ends or not _idle(model, again) < before:
         return trace, TOKENS
     return again, LONG_TOKENS
 
@@ -202,11 +202,6 @@ def _build(
         return meta_model(source, attn_implementation=attention, one_dtype=one_dtype)
     except ModelError:  # chooses its attention class by name: traced as written
         return meta_model(source, attn_implementation="eager", one_dtype=one_dtype)
-
-
-def _ends(trace: ModuleTrace) -> int:
-    """How many modules were not traced to their end."""
-    return trace.ends
 
 
 def replan(port: Port, rules: Iterable[Rule], without: frozenset[str]) -> Port:

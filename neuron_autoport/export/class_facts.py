@@ -104,9 +104,9 @@ def _condition(plan: ClassPlan, plans: list[ClassPlan], name: str) -> str:
     """
     others = [p for p in plans if p is not plan]
     for attribute, value in sorted(plan.trace.reads.items()):
-        values = [p.trace.reads.get(attribute, VARYING) for p in others]
         if "." in attribute:  # of a child, which may be another in the exported class
             continue
+        values = [p.trace.reads.get(attribute, VARYING) for p in others]
         if not isinstance(value, PLAIN) or any(not isinstance(v, PLAIN) for v in values):
             continue
         if all((v is None) != (value is None) for v in values):

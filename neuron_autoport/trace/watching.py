@@ -64,9 +64,7 @@ _watching_classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 @contextmanager
-def watch_reads(
-    module: nn.Module, shared: Callable[[], bool] = lambda: True
-) -> Iterator[dict[str, Any]]:
+def watch_reads(module: nn.Module, shared: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     """While open, note every attribute read on this one instance, and on its children; classes are put back after.
 
     Args:
@@ -82,6 +80,7 @@ def watch_reads(
 
 
 def is_watched(module: nn.Module) -> bool:
+    """Does a recording under way note what is read of it?"""
     return id(module) in _watches
 
 
@@ -105,9 +104,7 @@ def _set_watch(module: nn.Module, watch: _Watch | None) -> None:
         _watches.pop(id(module), None)
     else:
         _watches[id(module)] = watch
-        if (
-            kind not in CONTAINERS
-        ):  # those make more of their own class, and have nothing else to read
+        if kind not in CONTAINERS:  # slices make more of its class; there is nothing else to read
             wanted = _watching_class(kind)
     if type(module) is not wanted:
         object.__setattr__(module, "__class__", wanted)
@@ -148,9 +145,7 @@ def _note(module: nn.Module, name: str, value: Any) -> None:
     path = prefix + name
     if path in recording.reads:
         return
-    with (
-        torch._C.DisableTorchFunction()
-    ):  # sizes that the picture has are not read by the module's code
+    with torch._C.DisableTorchFunction():  # the picture's sizes are not read by the module's code
         recording.reads[path] = snapshot(value)
     if isinstance(value, nn.Module):
         recording.follow(module, value, f"{path}.")
